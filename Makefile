@@ -1,0 +1,34 @@
+# Needs only Python 3.10 or newer and make; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types plot bench clean
+
+demo: $(READY)  ## compare the losses on a small task: a table, and a picture of the learning curves
+	$(BIN)/spherical-loss compare digits
+
+test: $(READY) lint types  ## lint, types, tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+plot: $(READY)  ## draw the losses and their gradients: docs/losses.svg
+	$(BIN)/python -m spherical_loss.experiments.plot_losses docs/losses.svg
+
+bench: $(READY)  ## measure losses and heads side by side with their peers
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)

@@ -1,0 +1,293 @@
+"""What every loss shares: the contract of ``torch.nn.CrossEntropyLoss``, and how one formula fulfils it.
+
+:class:`Loss` is the public interface. :class:`SphericalLoss` derives all of it from a single method, ``formula(s, q, o_c, D)``.
+Both are abstract; the losses themselves are in :mod:`spherical_loss.losses`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from spherical_loss.statistics import Statistics, dense_statistics, statistics_dtype, widened
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+class Loss(nn.Module, ABC):
+    """A loss that stands where ``torch.nn.CrossEntropyLoss`` stands, with the same options and the same meaning.
+
+    Args:
+        weight: a weight per class, ``(D,)``; ``reduction="mean"`` divides by the sum of the targets' weights.
+        ignore_index: examples with this target count for nothing.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        label_smoothing: in [0, 1], how much of the target is spread evenly over all classes.
+
+    Shapes: logits ``(D,)``, ``(N, D)`` or ``(N, D, d1, ...)``; targets are classes (integers, the shape without D) or
+    class probabilities (floating point, the same shape). The loss is float32 for float16 and bfloat16 logits.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction {reduction!r} is not known; use one of {', '.join(REDUCTIONS)}")
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise ValueError(f"label_smoothing is {label_smoothing}, but must be between 0 and 1")
+        if weight is not None and weight.dim() != 1:
+            raise ValueError(f"weight has shape {tuple(weight.shape)}, but must be one number per class, (D,)")
+        self.register_buffer("weight", weight)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+
+    @abstractmethod
+    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
+        """Any number that ranks classes as the loss does: larger where the class with output ``o`` is more probable."""
+
+    def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
+        """Log of :meth:`probabilities`, without leaving the log domain."""
+        raise TypeError(
+            f"{type(self).__name__} does not model class probabilities; use a likelihood loss such as "
+            "TaylorSoftmaxLoss, or predict() for the ranking alone"
+        )
+
+    def probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
+        """The categorical distribution whose negative log-likelihood this loss is, along ``dim``."""
+        return self.log_probabilities(o, dim).exp()
+
+    def prior_bias(self, frequencies: Tensor) -> Tensor:
+        """The output bias for which zero weights give exactly these class frequencies, ``(D,)``."""
+        raise TypeError(f"{type(self).__name__} has no bias that matches class frequencies: it does not model probabilities")
+
+    def predict(self, o: Tensor, k: int = 1, dim: int = -1) -> Tensor:
+        """The ``k`` most probable classes along ``dim``, best first, under the loss's own probabilities.
+
+        These need not be the largest logits: the Taylor softmax prefers the largest ``|o + 1|``, the spherical softmax ``|o|``.
+        """
+        if not 1 <= k <= o.shape[dim]:
+            raise ValueError(
+                f"k is {k}, but must be between 1 and the {o.shape[dim]} classes of logits of shape {tuple(o.shape)}"
+            )
+        x = o.to(widened(o.dtype))
+        s, q = x.sum(dim, keepdim=True), x.square().sum(dim, keepdim=True)
+        return self.score(s, q, x, o.shape[dim]).topk(k, dim=dim).indices
+
+    def extra_repr(self) -> str:
+        given = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        parts = [f"{name}={getattr(self, name)!r}" for name, default in given.items() if getattr(self, name) != default]
+        return ", ".join(parts)
+
+    def _check(self, o: Tensor, target: Tensor) -> None:
+        """Shapes and dtypes only: values are never looked at, which would wait for the device."""
+        if not o.is_floating_point():
+            raise TypeError(f"logits are {o.dtype}, but must be floating point; convert them with .float()")
+        if o.dim() == 0:
+            raise ValueError("logits are a scalar; expected (D,), (N, D) or (N, D, d1, ...)")
+        D = num_classes(o)
+        if D == 0:
+            raise ValueError(
+                f"logits of shape {tuple(o.shape)} have no classes in dimension {class_dim(o)}; at least one is needed"
+            )
+        if target.dtype == torch.bool or target.is_complex():
+            raise TypeError(f"target is {target.dtype}; use class indices (int64) or class probabilities (floating point)")
+        expected = o.shape if target.is_floating_point() else o.shape[: class_dim(o)] + o.shape[class_dim(o) + 1 :]
+        if target.shape != expected:
+            kind = "class probabilities" if target.is_floating_point() else "class indices"
+            raise ValueError(
+                f"{kind} of shape {tuple(target.shape)} do not fit logits of shape {tuple(o.shape)}: "
+                f"expected {tuple(expected)} (the classes are dimension {class_dim(o)} of the logits)"
+            )
+        if self.weight is not None and self.weight.numel() != D:
+            raise ValueError(f"weight has {self.weight.numel()} entries, but logits of shape {tuple(o.shape)} have {D} classes")
+
+
+class SphericalLoss(Loss):
+    """A member of the spherical family: everything follows from one formula of the statistics.
+
+    To add a member, write the formula in ``s``, ``q``, ``o_c`` and ``D``, with operations that broadcast:
+
+    >>> import torch
+    >>> class CosineLoss(SphericalLoss):
+    ...     def formula(self, s, q, o_c, D):
+    ...         return 1 - o_c / q.sqrt()
+    >>> o = torch.tensor([[3.0, 4.0], [0.0, 2.0]], requires_grad=True)
+    >>> CosineLoss(reduction="none")(o, torch.tensor([0, 1])).tolist()
+    [0.4000000059604645, 0.0]
+
+    If ``exp(-formula)`` sums to one over the classes, say so with ``is_likelihood = True``: :meth:`probabilities` and
+    :meth:`log_probabilities` then follow too. :meth:`prior_bias` is the one method a formula cannot give.
+
+    Args:
+        overwrite_logits: let the backward pass write the gradient into the memory of the logits, for callers who no longer need
+            them. Half the memory, and several times faster for large D; torch raises if something else still needs the logits.
+        options: those of :class:`Loss`.
+    """
+
+    is_likelihood = False
+
+    def __init__(
+        self,
+        *,
+        overwrite_logits: bool = False,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+        if overwrite_logits and label_smoothing > 0:
+            raise ValueError(
+                "overwrite_logits=True needs a gradient that follows from s, q and o_c alone, which label_smoothing "
+                f"({label_smoothing}) breaks; use one of the two"
+            )
+        self.overwrite_logits = overwrite_logits
+
+    @abstractmethod
+    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+        """The loss of one example, elementwise over a batch of statistics of any (broadcastable) shape."""
+
+    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
+        return -self.formula(s, q, o, D)
+
+    def forward(self, input: Tensor | Statistics, target: Tensor | None = None) -> Tensor:
+        """The loss of logits and targets, or of the :class:`Statistics` a head made of them."""
+        if isinstance(input, Statistics):
+            return self._of_statistics(input, target)
+        if target is None:
+            raise TypeError("logits need a target: loss(logits, target); only Statistics from a head carry their own")
+        self._check(input, target)
+        if target.is_floating_point() or self.label_smoothing > 0:
+            return self._of_all_classes(input, target)
+        target = target.long()
+        dtype = widened(input.dtype)
+        N, D, M = (1, *input.shape, 1) if input.dim() == 1 else (*input.shape[:2], math.prod(input.shape[2:]))
+        flat = target.reshape(N, M)
+        counted = torch.where(flat == self.ignore_index, 0, flat)
+        s, q, o_c = explained(
+            lambda: dense_statistics(input.reshape(N, D, M), counted, self.overwrite_logits),
+            input,
+            target,
+            self.ignore_index,
+        )
+        losses = self.formula(s, q, o_c, D)
+        return (
+            self._reduce(losses, flat != self.ignore_index, counted)
+            .to(dtype)
+            .reshape(target.shape if self.reduction == "none" else ())
+        )
+
+    def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
+        if not self.is_likelihood:
+            return super().log_probabilities(o, dim)
+        return -self.class_losses(o, dim).to(o.dtype)
+
+    def class_losses(self, o: Tensor, dim: int = -1) -> Tensor:
+        """The loss each class would have as the target, shaped like ``o``; computed from all logits."""
+        x = o.to(widened(o.dtype))
+        s, q = x.sum(dim, keepdim=True), x.square().sum(dim, keepdim=True)
+        return self.formula(s, q, x, o.shape[dim])
+
+    def _of_statistics(self, statistics: Statistics, target: Tensor | None) -> Tensor:
+        if target is not None:
+            raise TypeError("Statistics carry their own target; call loss(statistics) alone")
+        if self.label_smoothing > 0:
+            raise ValueError(
+                f"label_smoothing={self.label_smoothing} needs the loss of every class, which is not a function of "
+                "(s, q, o_c); use it with logits (head.logits), or several weighted targets per example"
+            )
+        s, q, o_c, D, target, target_weight = statistics
+        dtype = widened(o_c.dtype)
+        precise = statistics_dtype(o_c.device)
+        s, q, o_c = s.to(precise), q.to(precise), o_c.to(precise)
+        if target is None:
+            if self.weight is not None:
+                raise ValueError("a class weight needs the targets, and these Statistics have target=None")
+            target = torch.zeros(o_c.shape, dtype=torch.long, device=o_c.device)
+        counted = (target >= 0) & (target != self.ignore_index)
+        classes = torch.where(counted, target, 0)
+        if target_weight is None:
+            return self._reduce(self.formula(s, q, o_c, D), counted, classes).to(dtype)
+        # K targets per example: class probabilities of which only K are not zero, and reduced as those are.
+        share = torch.where(counted, target_weight.to(precise), 0.0)
+        if self.weight is not None:
+            share = share * self.weight.to(precise)[classes]
+        losses = self.formula(s.unsqueeze(-1), q.unsqueeze(-1), o_c, D)
+        return reduced((torch.where(counted, losses, 0.0) * share).sum(-1), None, self.reduction).to(dtype)
+
+    def _of_all_classes(self, o: Tensor, target: Tensor) -> Tensor:
+        """Class probabilities and label smoothing: the expected loss, which needs the loss of every class."""
+        if self.overwrite_logits:
+            raise ValueError("overwrite_logits=True works with class indices only; leave it off for class-probability targets")
+        dim, D = class_dim(o), num_classes(o)
+        losses = self.class_losses(o, dim)
+        per_class = torch.ones(D, dtype=losses.dtype, device=o.device) if self.weight is None else self.weight.to(losses.dtype)
+        weighted = losses * per_class.reshape(-1, *[1] * (o.dim() - 1 - dim))
+        even = self.label_smoothing / D
+        if target.is_floating_point():
+            shares = target.to(losses.dtype) * (1 - self.label_smoothing) + even
+            return reduced((weighted * shares).sum(dim), None, self.reduction)
+        counted = target != self.ignore_index
+        classes = torch.where(counted, target, 0).long()
+        picked = explained(lambda: weighted.gather(dim, classes.unsqueeze(dim)).squeeze(dim), o, target, self.ignore_index)
+        smoothed = (1 - self.label_smoothing) * picked + even * weighted.sum(dim)
+        return reduced(torch.where(counted, smoothed, 0.0), torch.where(counted, per_class[classes], 0.0), self.reduction)
+
+    def _reduce(self, losses: Tensor, counted: Tensor, classes: Tensor) -> Tensor:
+        importance = (
+            counted.to(losses.dtype)
+            if self.weight is None
+            else torch.where(counted, self.weight.to(losses.dtype)[classes], 0.0)
+        )
+        return reduced(torch.where(counted, losses, 0.0) * importance, importance, self.reduction)
+
+
+def reduced(losses: Tensor, importance: Tensor | None, reduction: str) -> Tensor:
+    """torch's reductions: the mean divides by the total importance, so that nothing counted gives 0 / 0 = nan."""
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    return losses.mean() if importance is None else losses.sum() / importance.sum()
+
+
+def class_dim(o: Tensor) -> int:
+    return 0 if o.dim() == 1 else 1
+
+
+def num_classes(o: Tensor) -> int:
+    return o.shape[class_dim(o)]
+
+
+def explained(compute: Callable[[], tuple[Tensor, ...] | Tensor], o: Tensor, target: Tensor, ignore_index: int):  # type: ignore[no-untyped-def]
+    """``compute()``; if it fails on a target out of range, say which one and where. Costs nothing when all is well."""
+    if torch.compiler.is_compiling():
+        return compute()
+    try:
+        return compute()
+    except (IndexError, RuntimeError) as error:
+        if "out of bounds" not in str(error):
+            raise
+        raise IndexError(out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}")) from error
+
+
+def out_of_range(target: Tensor, D: int, ignore_index: int, where: str) -> str:
+    bad = ((target < 0) | (target >= D)) & (target != ignore_index)
+    position = tuple(int(i) for i in bad.nonzero()[0])
+    value = int(target[position])
+    return (
+        f"target {value} at position {position} is out of range for {where}, which have {D} classes: "
+        f"classes are 0 to {D - 1}; mark examples to skip with ignore_index={ignore_index}"
+    )

@@ -1,0 +1,413 @@
+"""Every loss of the paper, and two companions: one formula each.
+
+Letters as in the paper: ``o`` are the outputs (logits) of one example, ``D`` their number, ``c`` the target,
+``s = sum(o)``, ``q = ||o||^2``, ``o_c = o[c]``.
+
+Reference: A. de Brebisson and P. Vincent, An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family,
+ICLR 2016, arXiv 1511.05042.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spherical_loss.base import Loss, SphericalLoss, explained
+from spherical_loss.statistics import Statistics, widened
+
+DEFAULT_EPS = 0.01  # the order of magnitude of the paper's tuned value (0.0198 on Penn Treebank)
+
+
+class _QuadraticLikelihood(SphericalLoss):
+    """``-log g(o_c) / sum_k g(o_k)`` with ``g(x) = a1 + a2 x + a3 x^2 > 0``, whose sum is ``a1 D + a2 s + a3 q``."""
+
+    is_likelihood = True
+    a1: float
+    a2: float
+    a3: float
+
+    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+        return torch.log(self.a1 * D + self.a2 * s + self.a3 * q) - torch.log(self.numerator(o_c))
+
+    def numerator(self, o: Tensor) -> Tensor:
+        """``g(o)``, as the square and its least value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
+        return self.a3 * (o - self.vertex).square() + self.least
+
+    @property
+    def vertex(self) -> float:
+        """Where ``g`` is smallest: classes are ranked by their distance from it, on either side."""
+        return -self.a2 / (2 * self.a3)
+
+    @property
+    def least(self) -> float:
+        """The smallest value of ``g``."""
+        return self.a1 - self.a2**2 / (4 * self.a3)
+
+    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
+        return (o - self.vertex).abs()
+
+    def forward(self, input: Tensor | Statistics, target: Tensor | None = None) -> Tensor:
+        # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
+        # with any option. It takes the fewest calls, which is what counts below some 2^14 logits; above, its N x D
+        # temporaries cost more than the kernel.
+        if isinstance(input, Statistics) or target is None or self.overwrite_logits:
+            return super().forward(input, target)
+        if input.numel() > 2**14 and not target.is_floating_point() and self.label_smoothing == 0:
+            return super().forward(input, target)
+        self._check(input, target)
+        return _cross_entropy(self, self.numerator(input.to(widened(input.dtype))).log(), target)
+
+    def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
+        g = self.numerator(o.to(widened(o.dtype)))
+        return (g.log() - g.sum(dim, keepdim=True).log()).to(o.dtype)
+
+    def probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
+        g = self.numerator(o.to(widened(o.dtype)))
+        return (g / g.sum(dim, keepdim=True)).to(o.dtype)
+
+    def prior_bias(self, frequencies: Tensor, Z: float | None = None) -> Tensor:
+        """The bias ``b`` with ``g(b_k) = p_k Z``, on the right-hand side of the vertex.
+
+        ``Z``, the sum of ``g``, is free but must be at least ``least / min(p)``, where the rarest class would sit at the
+        vertex and get no gradient, ever. The default is twice that: the rarest class then starts where ``log g`` is
+        steepest (``b = 0`` for the Taylor softmax, ``b = sqrt(eps)`` for the spherical softmax).
+        """
+        p = _normalized(frequencies)
+        smallest = self.least / float(p.min())
+        Z = 2 * smallest if Z is None else Z
+        if smallest > Z:
+            raise ValueError(f"Z is {Z}, but the rarest class has frequency {float(p.min()):.3g} and needs Z >= {smallest:.6g}")
+        distance = ((p * Z - self.least).clamp_min(0) / self.a3).sqrt()
+        return (distance + self.vertex).to(_float(frequencies))
+
+
+class TaylorSoftmaxLoss(_QuadraticLikelihood):
+    r"""Negative log-likelihood of the Taylor softmax, the second-order expansion of the exponential.
+
+    .. math:: L = -\log \frac{1 + o_c + o_c^2 / 2}{\sum_k 1 + o_k + o_k^2 / 2} = \log(D + s + q / 2) - \log(1 + o_c + o_c^2 / 2)
+
+    The numerator is :math:`((o + 1)^2 + 1) / 2 \ge 1/2`: no parameter is needed to keep it positive, and the most probable
+    class is the one with the largest :math:`|o + 1|`. Options and shapes: :class:`~spherical_loss.base.Loss`.
+
+    >>> import torch
+    >>> o = torch.tensor([[2.0, 0.0, -2.0]])
+    >>> loss = TaylorSoftmaxLoss()
+    >>> loss.probabilities(o)
+    tensor([[0.7143, 0.1429, 0.1429]])
+    >>> loss(o, torch.tensor([0]))
+    tensor(0.3365)
+    """
+
+    a1, a2, a3 = 1.0, 1.0, 0.5
+
+
+class SphericalSoftmaxLoss(_QuadraticLikelihood):
+    r"""Negative log-likelihood of the spherical softmax.
+
+    .. math:: L = -\log \frac{o_c^2 + \epsilon}{\sum_k o_k^2 + \epsilon} = \log(q + D \epsilon) - \log(o_c^2 + \epsilon)
+
+    ``eps`` is a hyperparameter that matters and wants tuning (the paper's language model uses 0.0198). The loss is even in
+    ``o``, so zero weights with a zero bias never move: start from :meth:`prior_bias`, a non-zero bias, or non-zero weights.
+
+    >>> import torch
+    >>> o = torch.tensor([[2.0, 0.0, -2.0]])
+    >>> SphericalSoftmaxLoss(eps=0.5).probabilities(o)
+    tensor([[0.4737, 0.0526, 0.4737]])
+    """
+
+    a2, a3 = 0.0, 1.0
+
+    def __init__(self, eps: float = DEFAULT_EPS, **options: Any) -> None:
+        super().__init__(**options)
+        if not 0 < eps < math.inf:
+            raise ValueError(f"eps is {eps}, but must be positive: without it the loss of an output o_c = 0 is infinite")
+        self.a1 = self.eps = float(eps)
+
+    def extra_repr(self) -> str:
+        return _join(f"eps={self.eps:g}", super().extra_repr())
+
+
+class QuadraticSoftmaxLoss(_QuadraticLikelihood):
+    r"""Negative log-likelihood of any positive quadratic: the general form of the two losses above.
+
+    .. math:: L = -\log \frac{a_1 + a_2 o_c + a_3 o_c^2}{a_1 D + a_2 s + a_3 q}, \qquad a_3 > 0, \quad 4 a_1 a_3 > a_2^2
+
+    >>> import torch
+    >>> o, target = torch.randn(5, 7), torch.arange(5)
+    >>> torch.allclose(QuadraticSoftmaxLoss(1, 1, 0.5)(o, target), TaylorSoftmaxLoss()(o, target))
+    True
+    """
+
+    def __init__(self, a1: float, a2: float, a3: float, **options: Any) -> None:
+        super().__init__(**options)
+        if not a3 > 0:
+            raise ValueError(f"a1 + a2 x + a3 x^2 is not positive everywhere: a3 is {a3}, but must be > 0")
+        if not 4 * a1 * a3 > a2**2:
+            raise ValueError(
+                f"a1 + a2 x + a3 x^2 is not positive everywhere: 4 a1 a3 is {4 * a1 * a3:g}, but must be > a2^2 = {a2**2:g}"
+            )
+        self.a1, self.a2, self.a3 = float(a1), float(a2), float(a3)
+
+    def extra_repr(self) -> str:
+        return _join(f"a1={self.a1:g}, a2={self.a2:g}, a3={self.a3:g}", super().extra_repr())
+
+
+class SquaredErrorLoss(SphericalLoss):
+    r"""Squared distance of the outputs from the one-hot target times ``target_value``.
+
+    .. math:: L = \|o - y_c e_c\|^2 = q - 2 o_c y_c + y_c^2
+
+    This is the *sum* over the D classes. The "mse" that the paper's tables report is the mean over them, :math:`L / D`,
+    which only rescales the learning rate. With class probabilities as the target the loss is the expected one, which
+    differs from :math:`\|o - y\|^2` by a constant.
+
+    >>> import torch
+    >>> SquaredErrorLoss()(torch.tensor([[0.5, 0.25]]), torch.tensor([0]))
+    tensor(0.3125)
+    """
+
+    def __init__(self, target_value: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        if not (math.isfinite(target_value) and target_value != 0):
+            raise ValueError(
+                f"target_value is {target_value}, but must be finite and not zero: zero would make all classes alike"
+            )
+        self.target_value = float(target_value)
+
+    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+        y_c = self.target_value
+        return q - 2 * o_c * y_c + y_c**2
+
+    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
+        return o * self.target_value
+
+    def prior_bias(self, frequencies: Tensor) -> Tensor:
+        """``b = p * target_value``: the outputs of a squared error estimate the expected target, which is this."""
+        return (_normalized(frequencies) * self.target_value).to(_float(frequencies))
+
+    def extra_repr(self) -> str:
+        return _join(f"target_value={self.target_value:g}", super().extra_repr())
+
+
+class SoftmaxBoundLoss(SphericalLoss):
+    r"""The paper's spherical upper bound of log-softmax, from Bouchard's bound of the log of a sum of exponentials.
+
+    .. math::
+        -\log \mathrm{softmax}(o)_c \le L = -\frac{(D-2)^2}{16 D \lambda(\xi)} - \frac{D \xi}{2} - D \lambda(\xi) \xi^2
+            + D \log(1 + e^\xi) + \frac{s}{D} + \left(q - \frac{s^2}{D}\right) \lambda(\xi) - o_c
+
+    with :math:`\lambda(\xi) = (\sigma(\xi) - 1/2) / (2 \xi) = \tanh(\xi / 2) / (4 \xi)`, 1/8 at zero. It holds for every
+    ``xi``; ``xi=None`` takes the tightest one of each example. The distribution it trains is the softmax.
+
+    >>> import torch
+    >>> o, target = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([2])
+    >>> bound, exact = SoftmaxBoundLoss()(o, target), SoftmaxLoss()(o, target)
+    >>> f"{float(exact):.4f} <= {float(bound):.4f}"
+    '1.0046 <= 1.8231'
+    """
+
+    def __init__(self, xi: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        if xi is not None and not math.isfinite(xi):
+            raise ValueError(f"xi is {xi}, but must be finite, or None for the tightest xi of each example")
+        self.xi = None if xi is None else float(xi)
+
+    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+        spread = (q - s * s / D).clamp_min(0)
+        xi = tightest_xi(spread, D) if self.xi is None else spread.new_tensor(abs(self.xi))  # the bound is even in xi
+        lam = bound_lambda(xi)
+        constant = -((D - 2) ** 2) / (16 * D * lam) - D * xi / 2 - D * lam * xi**2 + D * F.softplus(xi)
+        return constant + s / D + spread * lam - o_c
+
+    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
+        return o
+
+    def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
+        return F.log_softmax(o, dim)
+
+    def prior_bias(self, frequencies: Tensor) -> Tensor:
+        """``b = log p``, as for the softmax that is bounded."""
+        return _normalized(frequencies).log().to(_float(frequencies))
+
+    def extra_repr(self) -> str:
+        return _join(f"xi={self.xi}", super().extra_repr())
+
+
+def bound_lambda(xi: Tensor) -> Tensor:
+    """``tanh(xi / 2) / (4 xi)`` for ``xi >= 0``, and its limit 1/8 (1 - xi^2 / 12) near zero."""
+    small = xi < 1e-3  # the next term, xi^4 / 960, is below float64 rounding there
+    safe = torch.where(small, 1.0, xi)
+    return torch.where(small, (1 - xi * xi / 12) / 8, torch.tanh(safe / 2) / (4 * safe))
+
+
+def tightest_xi(spread: Tensor, D: int) -> Tensor:
+    r"""The ``xi`` that minimizes the bound, for each ``spread`` :math:`= q - s^2 / D`.
+
+    Where the derivative vanishes, :math:`h(\xi) = \xi^2 - (k(\xi) (D-2) / D)^2 = \mathrm{spread} / D` with
+    :math:`k(\xi) = \xi \coth(\xi / 2) = 1 / (4 \lambda)`. Newton from a lower bound of the root: the root for spread 0,
+    which is ``log(D - 1)``, or the one for ``k = xi``. A last step is left in the graph, so that second derivatives see
+    how xi moves; the first do not depend on it, since the bound is flat there.
+    """
+    if D == 1:  # the bound decreases towards the exact loss, 0, as xi grows
+        return torch.full_like(spread, 50.0)
+    c, r = (D - 2) / D, spread / D
+
+    def h_and_slope(xi: Tensor) -> tuple[Tensor, Tensor]:
+        coth = 1 / torch.tanh(xi / 2)
+        k = xi * coth
+        return xi**2 - (c * k) ** 2, 2 * xi - 2 * c * c * k * (coth - xi / 2 * (coth**2 - 1))
+
+    with torch.no_grad():
+        xi = torch.sqrt(r.detach() / (1 - c * c)).clamp_min(max(math.log(D - 1), 1e-6))
+        for _ in range(12):
+            h, slope = h_and_slope(xi)
+            xi = xi - (h - r.detach()) / slope
+        h, slope = h_and_slope(xi)
+    return xi - (h - r) / slope
+
+
+class ZLoss(SphericalLoss):
+    r"""The Z-loss: a softplus of how far the target's output stands above the others, in standard deviations.
+
+    .. math:: L = \frac{1}{a} \log(1 + e^{a (b - z_c)}), \qquad z_c = \frac{o_c - \bar o}{\sigma},
+        \quad \bar o = s / D, \quad \sigma^2 = q / D - \bar o^2
+
+    Invariant to shifting and scaling the outputs; it ranks classes and does not model probabilities. Where all outputs
+    are equal (zero weights and bias, or one class) ``z_c`` is taken as 0 with no gradient: start from weights that are
+    not zero.
+
+    This is the Z-loss of A. de Brebisson and P. Vincent, arXiv 1604.08859, not the penalty ``log^2 Z`` that some language
+    models add to cross-entropy under the same name.
+
+    >>> import torch
+    >>> ZLoss(a=1.0, b=2.0)(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2]))
+    tensor(1.1541)
+    """
+
+    def __init__(self, a: float, b: float, **options: Any) -> None:
+        super().__init__(**options)
+        if not 0 < a < math.inf:
+            raise ValueError(f"a is {a}, but must be positive and finite")
+        if not math.isfinite(b):
+            raise ValueError(f"b is {b}, but must be finite")
+        self.a, self.b = float(a), float(b)
+
+    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+        mean = s / D
+        variance = q / D - mean**2
+        # Where the outputs are in fact equal, rounding leaves a variance of some 1e-16 q / D (1e-7 without float64).
+        equal = variance <= 8 * torch.finfo(q.dtype).eps * q / D
+        z_c = torch.where(equal, 0.0, (o_c - mean) / torch.where(equal, 1.0, variance).sqrt())
+        return F.softplus(self.a * (self.b - z_c)) / self.a
+
+    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
+        return o
+
+    def extra_repr(self) -> str:
+        return _join(f"a={self.a:g}, b={self.b:g}", super().extra_repr())
+
+
+class _CrossEntropy(Loss):
+    """The baselines, outside the family: torch's cross-entropy of a function of the logits."""
+
+    @staticmethod
+    @abstractmethod
+    def log_numerator(o: Tensor) -> Tensor:
+        """Whose softmax the distribution is."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if isinstance(input, Statistics):
+            raise TypeError(
+                f"{type(self).__name__} is outside the spherical family: it is not a function of the statistics (s, q, o_c); "
+                "give it logits (head.logits), or use a loss such as TaylorSoftmaxLoss"
+            )
+        self._check(input, target)
+        return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
+
+    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
+        return self.log_numerator(o)
+
+    def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
+        return F.log_softmax(self.log_numerator(o), dim)
+
+
+class SoftmaxLoss(_CrossEntropy):
+    r"""Log-softmax, the baseline: ``torch.nn.functional.cross_entropy`` with the interface of this library.
+
+    .. math:: L = -o_c + \log \sum_k e^{o_k}
+
+    >>> import torch
+    >>> SoftmaxLoss()(torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([2]))
+    tensor(1.0046)
+    """
+
+    @staticmethod
+    def log_numerator(o: Tensor) -> Tensor:
+        return o
+
+    def prior_bias(self, frequencies: Tensor) -> Tensor:
+        """``b = log p``."""
+        return _normalized(frequencies).log().to(_float(frequencies))
+
+
+class AbsSoftmaxLoss(_CrossEntropy):
+    r"""Log-softmax of the absolute values of the outputs: even, as the spherical softmax is.
+
+    .. math:: L = -|o_c| + \log \sum_k e^{|o_k|}
+
+    >>> import torch
+    >>> AbsSoftmaxLoss()(torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([1]))
+    tensor(0.4644)
+    """
+
+    @staticmethod
+    def log_numerator(o: Tensor) -> Tensor:
+        return o.abs()
+
+    def prior_bias(self, frequencies: Tensor) -> Tensor:
+        """``b = 1 + log p - log min(p)``: positive, so that no class starts at the kink, where the gradient is 0."""
+        log_p = _normalized(frequencies).log()
+        return (1 + log_p - log_p.min()).to(_float(frequencies))
+
+
+def _cross_entropy(loss: Loss, log_numerator: Tensor, target: Tensor) -> Tensor:
+    target = target.to(log_numerator.dtype) if target.is_floating_point() else target.long()
+    weight = None if loss.weight is None else loss.weight.to(log_numerator.dtype)
+    return explained(
+        lambda: F.cross_entropy(
+            log_numerator,
+            target,
+            weight,
+            ignore_index=loss.ignore_index,
+            reduction=loss.reduction,
+            label_smoothing=loss.label_smoothing,
+        ),
+        log_numerator,
+        target,
+        loss.ignore_index,
+    )
+
+
+def _normalized(frequencies: Tensor) -> Tensor:
+    """Frequencies (or counts) as float64 probabilities."""
+    if frequencies.dim() != 1 or frequencies.numel() == 0:
+        raise ValueError(f"frequencies have shape {tuple(frequencies.shape)}, but must be one number per class, (D,)")
+    p = frequencies.to(torch.float64)
+    if not bool((p > 0).all() & p.isfinite().all()):
+        raise ValueError(
+            f"frequencies must be positive and finite; the smallest is {float(p.min()):g} (for counts with zeros, add one)"
+        )
+    return p / p.sum()
+
+
+def _float(frequencies: Tensor) -> torch.dtype:
+    return frequencies.dtype if frequencies.is_floating_point() else torch.get_default_dtype()
+
+
+def _join(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
