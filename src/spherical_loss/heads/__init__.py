@@ -1,0 +1,20 @@
+"""Output layers that turn a hidden vector and a target into :class:`~spherical_loss.Statistics`.
+
+All heads give the same statistics and the same exact gradients; they differ in cost and in who owns the weights.
+
+=================  ==========================  ==================  ==========================
+head               cost of a step, N examples  weights             optimizer
+=================  ==========================  ==================  ==========================
+``DenseHead``      O(N d D), logits            a parameter         any
+``GramHead``       O(D d^2 + N d^2)            a parameter         any
+``FactoredHead``   O(N d^2), whatever D is     factors of its own  exact SGD: ``FactoredSGD``
+=================  ==========================  ==================  ==========================
+"""
+
+from spherical_loss.heads.base import Head, TopK
+from spherical_loss.heads.dense import DenseHead
+from spherical_loss.heads.factored import FactoredHead
+from spherical_loss.heads.factored_sgd import FactoredSGD
+from spherical_loss.heads.gram import GramHead, Plan
+
+__all__ = ["DenseHead", "FactoredHead", "FactoredSGD", "GramHead", "Head", "Plan", "TopK"]

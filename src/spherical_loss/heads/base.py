@@ -1,0 +1,180 @@
+"""What every head shares: shapes, targets, the exact chunked search, and conversion from and to ``nn.Linear``."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from spherical_loss.base import Loss, SphericalLoss, out_of_range
+from spherical_loss.statistics import Statistics, widened
+
+INITS = ("he", "zero")
+CHUNK = 2**22  # elements of a temporary: 16 MiB of float32, small beside any weight matrix that needs chunks
+
+AnyHead = TypeVar("AnyHead", bound="Head")
+
+
+class TopK(NamedTuple):
+    """The ``k`` best classes of each example, best first: ``(..., k)`` each."""
+
+    scores: Tensor
+    classes: Tensor
+
+
+class Head(nn.Module, ABC):
+    """A linear output layer ``o = W h + b`` that gives statistics instead of logits.
+
+    Args:
+        in_features: d, the size of a hidden vector.
+        num_classes: D.
+        bias: whether there is an output bias.
+        init: ``"he"`` for weights of standard deviation ``sqrt(2 / d)``, or ``"zero"`` (with which the spherical softmax and the
+            Z-loss need a bias that is not zero; see :meth:`set_bias`). The bias starts at zero.
+        ignore_index: targets with this value are marked as ignored in the statistics.
+
+    >>> import torch
+    >>> from spherical_loss import TaylorSoftmaxLoss
+    >>> from spherical_loss.heads import DenseHead
+    >>> head, loss = DenseHead(8, 100), TaylorSoftmaxLoss()
+    >>> hidden, target = torch.randn(4, 8), torch.tensor([3, 1, 4, 1])
+    >>> loss(head(hidden, target)).shape, head.topk(hidden, 5, loss).classes.shape
+    (torch.Size([]), torch.Size([4, 5]))
+    """
+
+    def __init__(self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100) -> None:
+        super().__init__()
+        if in_features < 1 or num_classes < 1:
+            raise ValueError(f"in_features is {in_features} and num_classes is {num_classes}, but both must be at least 1")
+        if init not in INITS:
+            raise ValueError(f"init {init!r} is not known; use one of {', '.join(INITS)}, or Head.from_linear for given weights")
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
+
+    # What each head defines ----------------------------------------------------------------------------------------
+
+    weight: Any  # the dense values (D, d)
+    bias: Any  # the dense values (D,), or None
+
+    @abstractmethod
+    def statistics(self, H: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``s``, ``q`` of shape (N,) and ``o_c`` of shape (N, K), for hidden vectors (N, d) and in-range classes (N, K)."""
+
+    @abstractmethod
+    def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
+        """``s`` and ``q`` alone, (N,) each, without gradient."""
+
+    @abstractmethod
+    def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Logits of ``rows`` classes at a time: (first class, (N, rows)), without gradient."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """All outputs, ``(..., D)``."""
+
+    @abstractmethod
+    def set_weight(self, weight: Tensor) -> None:
+        """Overwrite the weights with dense values (D, d)."""
+
+    @abstractmethod
+    def set_bias(self, bias: Tensor) -> None:
+        """Overwrite the bias with (D,), such as ``loss.prior_bias(frequencies)``."""
+
+    # What follows from it ------------------------------------------------------------------------------------------
+
+    def forward(self, hidden: Tensor, target: Tensor, target_weight: Tensor | None = None) -> Statistics:
+        """Statistics of hidden vectors ``(..., d)`` and targets ``(...)``.
+
+        With ``target_weight``, both are ``(..., K)``: K classes per example, whose losses are added with these weights.
+        """
+        self._check(hidden, target, target_weight)
+        target = target.long()
+        marked = torch.where(target == self.ignore_index, -1, target)
+        classes = marked.clamp_min(0).reshape(-1, 1 if target_weight is None else target.shape[-1])
+        s, q, o_c = self.statistics(hidden.reshape(-1, self.in_features), classes)
+        batch = hidden.shape[:-1]
+        return Statistics(s.reshape(batch), q.reshape(batch), o_c.reshape(target.shape), self.num_classes, marked, target_weight)
+
+    @torch.no_grad()
+    def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
+        """The ``k`` most probable classes under the loss's own ranking: an exact search, a chunk of classes at a time."""
+        if not 1 <= k <= self.num_classes:
+            raise ValueError(f"k is {k}, but must be between 1 and the {self.num_classes} classes")
+        H = hidden.reshape(-1, self.in_features)
+        N, D = H.shape[0], self.num_classes
+        # A loss that is known by its formula alone ranks through s and q; all others look at the outputs only.
+        s, q = self.sums(H) if type(loss).score is SphericalLoss.score else H.new_zeros(2, N)
+        best_scores = H.new_empty(N, 0, dtype=widened(H.dtype))
+        best_classes = torch.empty(N, 0, dtype=torch.long, device=H.device)
+        for start, o in self.logit_chunks(H, rows=max(k, CHUNK // max(1, N))):
+            scores = loss.score(s.unsqueeze(1), q.unsqueeze(1), o.to(best_scores.dtype), D).to(best_scores.dtype)
+            top = scores.topk(min(k, scores.shape[1]))
+            scores = torch.cat([best_scores, top.values], 1)
+            classes = torch.cat([best_classes, top.indices + start], 1)
+            best_scores, order = scores.topk(min(k, scores.shape[1]))
+            best_classes = classes.gather(1, order)
+        return TopK(best_scores.reshape(*hidden.shape[:-1], k), best_classes.reshape(*hidden.shape[:-1], k))
+
+    @classmethod
+    def from_linear(cls: type[AnyHead], linear: nn.Linear, **options: Any) -> AnyHead:
+        """A head with the weights of a linear layer, copied."""
+        has_bias = linear.bias is not None
+        head = cls(linear.in_features, linear.out_features, bias=has_bias, init="zero", **options)
+        head.to(device=linear.weight.device, dtype=linear.weight.dtype)
+        head.set_weight(linear.weight.detach())
+        if has_bias:
+            head.set_bias(linear.bias.detach())
+        return head
+
+    @torch.no_grad()
+    def to_linear(self) -> nn.Linear:
+        """A linear layer with the weights of this head, copied."""
+        weight, bias = self.weight, self.bias
+        linear = nn.Linear(self.in_features, self.num_classes, bias=bias is not None, device="meta", dtype=weight.dtype)
+        linear.to_empty(device=weight.device)
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+        return linear
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, num_classes={self.num_classes}, bias={self.bias is not None}"
+
+    def _check(self, hidden: Tensor, target: Tensor, target_weight: Tensor | None) -> None:
+        if hidden.dim() == 0 or hidden.shape[-1] != self.in_features:
+            raise ValueError(f"hidden has shape {tuple(hidden.shape)}, but must end in in_features={self.in_features}")
+        if not hidden.is_floating_point():
+            raise TypeError(f"hidden is {hidden.dtype}, but must be floating point")
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            raise TypeError(f"target is {target.dtype}, but a head takes class indices (int64); give K classes per example with target_weight")
+        batch = hidden.shape[:-1]
+        if target_weight is None and target.shape != batch:
+            raise ValueError(f"target has shape {tuple(target.shape)}, but hidden of shape {tuple(hidden.shape)} needs {tuple(batch)}")
+        if target_weight is not None and (target.shape[:-1] != batch or target_weight.shape != target.shape):
+            raise ValueError(
+                f"target and target_weight have shapes {tuple(target.shape)} and {tuple(target_weight.shape)}, but hidden of shape "
+                f"{tuple(hidden.shape)} needs both to be {(*batch, 'K')}"
+            )
+        if target.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere looking at values would wait
+            bad = ((target < 0) | (target >= self.num_classes)) & (target != self.ignore_index)
+            if bad.any():
+                raise IndexError(out_of_range(target, self.num_classes, self.ignore_index, "the outputs of this head"))
+
+    def _check_bias(self, bias: Tensor) -> None:
+        if self.bias is None:
+            raise ValueError("this head was made with bias=False; make it with bias=True to set one")
+        if bias.shape != (self.num_classes,):
+            raise ValueError(f"bias has shape {tuple(bias.shape)}, but must be {(self.num_classes,)}")
+
+    def _check_weight(self, weight: Tensor) -> None:
+        if weight.shape != (self.num_classes, self.in_features):
+            raise ValueError(f"weight has shape {tuple(weight.shape)}, but must be {(self.num_classes, self.in_features)}")
+
+
+def he_std(in_features: int) -> float:
+    return math.sqrt(2 / in_features)

@@ -1,0 +1,267 @@
+"""The head whose training step costs O(N d^2), whatever the number of classes.
+
+Reference: P. Vincent, A. de Brebisson, X. Bouthillier, Efficient Exact Gradient Update for Training Deep Networks with Very
+Large Sparse Targets, 2015, arXiv 1412.7091. The step itself is in :mod:`spherical_loss.heads.factored_sgd`.
+
+The representation. With the bias as one more column of W, and the hidden vectors extended by a one,
+
+    W = V U + 1 w0^T,      and beside it     Q = W^T W,      w = W^T 1.
+
+An SGD step multiplies every row of W by the same d x d matrix B, which goes into U, and changes the rows of the batch's targets,
+which go into V through ``U^-1``. V is D x d in float32; all else is small and float64.
+
+Frames. B shrinks some directions, so the condition number of U grows exponentially with the steps, and what is written through
+``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a row is a product of contractions and always stable.
+So U covers only the steps since a recent moment, the start of a frame. When its condition could pass ``MAX_CONDITION``, the
+frame is closed: U becomes the identity, and a row last written in frame k is read as ``V_row past[k] U``, with ``past[k]`` the
+product of all that came after that frame. A row moves to the present frame when it is written, at the price of one d x d product.
+After ``MAX_FRAMES`` frames all rows are brought up to date at once (:meth:`FactoredHead.refactor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spherical_loss.heads.base import CHUNK, Head, he_std
+from spherical_loss.heads.gram import gram_matrix
+from spherical_loss.statistics import statistics_dtype
+
+MAX_CONDITION = 1e3  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
+MAX_FRAMES = 64  # d x d matrices kept; closing a frame costs one product for each
+
+
+class Backward(NamedTuple):
+    """What a backward pass leaves for the step; N examples, K targets each, d counts the bias column."""
+
+    H: Tensor  # (N, d) hidden vectors
+    Y: Tensor  # (N, d) 2 g_q Q h + P: the gradient of the hidden vector without the part of s
+    P: Tensor  # (N, d) sum_k g_c W_c
+    g_s: Tensor  # (N,)
+    g_q: Tensor  # (N,)
+    g_c: Tensor  # (N, K)
+    classes: Tensor  # (N, K)
+
+
+class FactoredHead(Head):
+    """An output layer of any number of classes with an exact SGD step of its own, in O(N d^2); see :class:`FactoredSGD`.
+
+    Memory: the D x d weights (float32) and O(d^2 + N d); no second D x d buffer at any time. ``loss.backward()`` sends the gradient to
+    the hidden vectors and leaves the rest for ``FactoredSGD.step()``. In ``eval()`` mode nothing is left. The head has no
+    parameters, so the trunk's optimizer does not see it. Elementwise adaptive methods such as Adam cannot be exact in this form.
+
+    ``weight`` and ``bias`` compute dense values, D x d of them: for export and tests.
+
+    >>> import torch
+    >>> from spherical_loss import TaylorSoftmaxLoss
+    >>> from spherical_loss.heads import FactoredSGD
+    >>> _ = torch.manual_seed(0)
+    >>> trunk, head, loss = torch.nn.Linear(5, 8), FactoredHead(8, 100_000, init="zero"), TaylorSoftmaxLoss()
+    >>> optimizers = torch.optim.AdamW(trunk.parameters()), FactoredSGD(head, lr=1000.0)
+    >>> x, target = torch.randn(16, 5), torch.arange(16)
+    >>> for step in range(100):
+    ...     value = loss(head(trunk(x), target))
+    ...     for optimizer in optimizers:
+    ...         optimizer.zero_grad()
+    ...     value.backward()
+    ...     for optimizer in optimizers:
+    ...         optimizer.step()
+    >>> bool(value < 8)  # from log(100,000) = 11.5
+    True
+    """
+
+    V: Tensor
+    U: Tensor
+    U_inverse: Tensor
+    w0: Tensor
+    Q: Tensor
+    w: Tensor
+    frame: Tensor
+    past: Tensor
+    log_condition: Tensor
+
+    def __init__(self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100) -> None:
+        super().__init__(in_features, num_classes, bias, init, ignore_index)
+        d = in_features + bias
+        self.has_bias = bias
+        precise = statistics_dtype(torch.empty(0).device)
+        self.register_buffer("V", torch.zeros(num_classes, d))
+        self.register_buffer("U", torch.eye(d, dtype=precise))
+        self.register_buffer("U_inverse", torch.eye(d, dtype=precise))
+        self.register_buffer("w0", torch.zeros(d, dtype=precise))
+        self.register_buffer("Q", torch.zeros(d, d, dtype=precise))
+        self.register_buffer("w", torch.zeros(d, dtype=precise))
+        self.register_buffer("frame", torch.zeros(num_classes, dtype=torch.int16))
+        self.register_buffer("past", torch.zeros(0, d, d))
+        self.register_buffer("log_condition", torch.zeros((), dtype=precise))
+        self.backwards: list[Backward] = []
+        self.steps = 0  # since construction: tells a backward pass whose forward came before the last step
+        if init == "he":
+            for rows in self._row_chunks():
+                self.V[rows, :in_features] = torch.randn(self.V[rows, :in_features].shape) * he_std(in_features)
+            self.refactor()
+
+    # Reading -------------------------------------------------------------------------------------------------------
+
+    def statistics(self, H: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
+        return _FactoredStatistics.apply(H, torch.empty(0, requires_grad=self.training), self, classes)
+
+    @torch.no_grad()
+    def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
+        X = self.extended(H)
+        return X @ self.w.to(X.dtype), torch.linalg.vecdot(X, X @ self.Q.to(X.dtype))
+
+    def extended(self, H: Tensor) -> Tensor:
+        """Hidden vectors with the column of ones that stands for the bias."""
+        X = H.to(self.V.dtype)
+        return torch.cat([X, X.new_ones(X.shape[0], 1)], 1) if self.has_bias else X
+
+    def brought_up(self, rows: Tensor, frames: Tensor, transforms: Tensor | None = None) -> Tensor:
+        """Rows of V in the coordinates of the present frame (or multiplied by ``transforms[k]``), as a new tensor."""
+        transforms = self.past if transforms is None else transforms
+        rows = rows.clone()
+        for k in frames.unique().tolist():
+            if k < len(transforms):
+                stale = (frames == k).nonzero().squeeze(1)
+                rows[stale] = rows[stale] @ transforms[k]
+        return rows
+
+    def rows(self, classes: Tensor | slice) -> Tensor:
+        """Dense rows of ``[W b]``."""
+        U, w0 = self.U.to(self.V.dtype), self.w0.to(self.V.dtype)
+        return torch.addmm(w0, self.brought_up(self.V[classes], self.frame[classes]), U)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        dense = torch.empty(self.num_classes, self.in_features, dtype=self.V.dtype, device=self.V.device)
+        for rows in self._row_chunks():
+            dense[rows] = self.rows(rows)[:, : self.in_features]
+        return dense
+
+    @property
+    def bias(self) -> Tensor | None:  # type: ignore[override]
+        if not self.has_bias:
+            return None
+        return torch.cat([self.rows(rows)[:, -1] for rows in self._row_chunks()])
+
+    @torch.no_grad()
+    def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
+        X = self.extended(H)
+        if len(self.past) == 0:  # one frame: transform the N hidden vectors instead of the D rows
+            XU, offset = X @ self.U.to(X.dtype).T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
+            for start in range(0, self.num_classes, rows):
+                yield start, torch.addmm(offset, XU, self.V[start : start + rows].T)
+            return
+        for start in range(0, self.num_classes, rows):
+            yield start, X @ self.rows(slice(start, start + rows)).T
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """All outputs, ``(..., D)``; for evaluation: no gradient flows through them."""
+        H = hidden.reshape(-1, self.in_features)
+        out = torch.empty(H.shape[0], self.num_classes, dtype=self.V.dtype, device=H.device)
+        for start, o in self.logit_chunks(H, rows=max(1, CHUNK // max(1, H.shape[0]))):
+            out[:, start : start + o.shape[1]] = o
+        return out.reshape(*hidden.shape[:-1], self.num_classes)
+
+    # Writing -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def set_weight(self, weight: Tensor) -> None:
+        self._check_weight(weight)
+        self.refactor()
+        for rows in self._row_chunks():
+            self.V[rows, : self.in_features] = weight[rows].to(self.V.dtype)
+        self.refactor()
+
+    @torch.no_grad()
+    def set_bias(self, bias: Tensor) -> None:
+        self._check_bias(bias)
+        self.refactor()
+        self.V[:, -1] = bias.to(self.V.dtype)
+        self.refactor()
+
+    @torch.no_grad()
+    def close_frame(self) -> None:
+        """Start a new frame: U becomes the identity, and what it was is remembered for the rows not written since."""
+        U = self.U.to(self.V.dtype)
+        self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
+        self._reset_frame()
+
+    @torch.no_grad()
+    def refactor(self) -> None:
+        """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
+        U, w0 = self.U.to(self.V.dtype), self.w0.to(self.V.dtype)
+        transforms = torch.cat([self.past @ U, U.unsqueeze(0)])
+        settled = len(self.past) == 0 and self.log_condition == 0
+        self.Q.zero_()
+        self.w.zero_()
+        for rows in self._row_chunks():
+            if not settled:
+                self.V[rows] = self.brought_up(self.V[rows], self.frame[rows], transforms).add_(w0)
+            self.Q += gram_matrix(self.V[rows])
+            self.w += self.V[rows].sum(0)
+        self.past = self.past[:0]
+        self.frame.zero_()
+        self.w0.zero_()
+        self._reset_frame()
+
+    def _reset_frame(self) -> None:
+        for U in (self.U, self.U_inverse):
+            U.zero_().fill_diagonal_(1)
+        self.log_condition.zero_()
+
+    def _row_chunks(self) -> Iterator[slice]:
+        size = max(1, CHUNK // self.V.shape[1])
+        for start in range(0, self.num_classes, size):
+            yield slice(start, min(start + size, self.num_classes))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """``.to(dtype)`` concerns V and the frames; the small state stays as precise as it is."""
+        small = {name: getattr(self, name).dtype for name in ("U", "U_inverse", "w0", "Q", "w", "log_condition")}
+        super()._apply(fn, recurse)
+        for name, dtype in small.items():
+            setattr(self, name, getattr(self, name).to(dtype))
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        past = state_dict.get(prefix + "past")
+        if past is not None:  # the number of frames is part of the state, not of the architecture
+            self.past = self.past.new_zeros(past.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class _FactoredStatistics(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, H: Tensor, anchor: Tensor, head: FactoredHead, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast(H.device.type, enabled=False):
+            X = head.extended(H)
+            HQ = X @ head.Q.to(X.dtype)
+            unique, inverse = classes.unique(return_inverse=True)
+            W_c = head.rows(unique)[inverse]
+            s, q = X @ head.w.to(X.dtype), torch.linalg.vecdot(X, HQ)
+            o_c = torch.einsum("nkd,nd->nk", W_c, X)
+        ctx.save_for_backward(X, HQ, W_c, classes)
+        ctx.head, ctx.steps, ctx.dtype = head, head.steps, H.dtype
+        precise = statistics_dtype(H.device)
+        return s.to(precise), q.to(precise), o_c.to(precise)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
+        X, HQ, W_c, classes = ctx.saved_tensors
+        head: FactoredHead = ctx.head
+        if head.steps != ctx.steps:
+            raise RuntimeError("the head took a step between this forward pass and its backward pass; run the forward pass again")
+        g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
+        with torch.autocast(X.device.type, enabled=False):
+            P = torch.einsum("nk,nkd->nd", g_c, W_c)
+            Y = torch.addcmul(P, HQ, 2 * g_q.unsqueeze(1))
+            if head.training:
+                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, classes))
+            grad_H = torch.addr(Y, g_s, head.w.to(X.dtype))[:, : head.in_features].to(ctx.dtype)
+        return grad_H, None, None, None
