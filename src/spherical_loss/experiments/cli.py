@@ -1,0 +1,163 @@
+"""The command line: ``spherical-loss COMMAND ...``. Options are the fields of the dataclasses here and of the settings.
+
+Exit codes: 0, all went well; 1, something stopped the command (the message says what); 2, the command was not understood;
+130, interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+from rich.console import Console
+
+from spherical_loss.experiments import compare as comparison
+from spherical_loss.experiments.errors import UserError, choose
+from spherical_loss.experiments.losses import LOSSES
+from spherical_loss.experiments.paper import TABLES, table_of
+from spherical_loss.experiments.runs import explain
+from spherical_loss.experiments.settings import Settings
+from spherical_loss.experiments.tasks import TASKS
+
+T = TypeVar("T")
+FILE_WIDTH = 180  # columns, where the output is a file or a pipe
+
+
+class UsageError(UserError):
+    """The command line itself is wrong."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train losses on a task and compare them. Finished runs are kept: the same command continues where it stopped."""
+
+    settings: Settings
+    losses: tuple[str, ...]
+    """Which losses, of: mse, softmax, abs, spherical, taylor, z, bound."""
+    runs: int
+    """Runs per loss, each with its own split and initial weights."""
+    seed: int = 0
+    """Seed of the first run; the others follow."""
+    out: Path = Path("runs")
+    """Where runs, tables and pictures go."""
+    quiet: bool = False
+    """No progress, only the tables."""
+    tensorboard: bool = False
+    """Write TensorBoard event files too."""
+
+
+def compare(arguments: Sequence[str], console: Console) -> None:
+    """Compare losses on a task (default: digits)."""
+    name, rest = first(arguments, "task", {name: task.summary for name, task in TASKS.items()}, "compare", default="digits")
+    task = TASKS[name]
+    options = parse(Compare(task.settings, task.losses, task.runs), rest, f"compare {name}")
+    execute(options, name, name, task.summary, console)
+
+
+def reproduce(arguments: Sequence[str], console: Console) -> None:
+    """Make a table of the paper with its settings."""
+    names = {name: f"table {table.number}: {table.title}" for name, table in TABLES.items()}
+    name, rest = first(arguments, "table", names, "reproduce")
+    table = TABLES[name]
+    settings = dataclasses.replace(TASKS[table.task].settings, **table.settings)
+    options = parse(Compare(settings, table.losses, table.runs), rest, f"reproduce {name}")
+    execute(options, table.task, f"reproduce-{name}", f"Table {table.number}: {table.title}", console)
+
+
+def execute(options: Compare, task: str, name: str, title: str, console: Console) -> None:
+    for loss in options.losses:
+        choose("loss", loss, LOSSES)
+    if options.runs < 1:
+        raise UsageError(f"--runs is {options.runs}, but must be at least 1")
+    losses = list(dict.fromkeys(options.losses))
+    runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), options.settings)
+    finished = comparison.execute(runs, options.out, console, options.quiet, options.tensorboard)
+    comparison.report(name, title, finished, table_of(task, options.settings), options.out, console)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str], Console], None]] = {
+    "compare": compare,
+    "reproduce": reproduce,
+}
+
+
+def first(
+    arguments: Sequence[str], kind: str, names: dict[str, str], command: str, default: str | None = None
+) -> tuple[str, Sequence[str]]:
+    """The name that a command starts with, and the rest; help and errors list all the names."""
+    usage = "\n".join(f"  {name:<22}{text}" for name, text in names.items())
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: spherical-loss {command} {kind.upper()} [options]\n\n{kind}s:\n{usage}\n")
+        print(f"options: spherical-loss {command} {kind.upper()} --help")
+        raise SystemExit(0)
+    if default is not None and (not arguments or arguments[0].startswith("-")):
+        return default, arguments
+    if not arguments:
+        raise UsageError(f"spherical-loss {command} needs a {kind}; the valid ones are: {', '.join(names)}")
+    try:
+        return choose(kind, arguments[0], names), arguments[1:]
+    except UserError as error:
+        raise UsageError(str(error)) from error
+
+
+def parse(default: T, arguments: Sequence[str], command: str) -> T:
+    """``default`` with the options of the command line; tyro prints help and errors of values."""
+    parsed, unknown = tyro.cli(
+        type(default),
+        default=default,
+        args=list(arguments),
+        prog=f"spherical-loss {command}",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
+        return_unknown_args=True,
+    )
+    if unknown:
+        options = sorted(f"--{name.replace('_', '-')}" for name in option_names(default))
+        try:
+            choose("option", unknown[0], [*options, "--help"])
+        except UserError as error:
+            raise UsageError(f"spherical-loss {command}: {error}") from error
+    return parsed
+
+
+def option_names(instance: Any) -> list[str]:
+    names = []
+    for f in dataclasses.fields(instance):
+        value = getattr(instance, f.name)
+        names += option_names(value) if dataclasses.is_dataclass(value) else [f.name]
+    return names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code. Errors that a user can mend are one message, not a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    console, errors = Console(), Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(width=FILE_WIDTH)
+    try:
+        summaries = {name: (command.__doc__ or "").strip() for name, command in COMMANDS.items()}
+        if not arguments or arguments[0] in ("-h", "--help"):
+            listed = "\n".join(f"  {name:<12}{text}" for name, text in summaries.items())
+            print(f"usage: spherical-loss COMMAND ...\n\ncommands:\n{listed}\n\noptions: spherical-loss COMMAND --help")
+            return 0
+        if arguments[0] not in COMMANDS:
+            choose("command", arguments[0], COMMANDS)
+        COMMANDS[arguments[0]](arguments[1:], console)
+    except UserError as error:
+        errors.print(f"spherical-loss: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:
+        errors.print(f"spherical-loss: {explain(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command continues where it was", highlight=False)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

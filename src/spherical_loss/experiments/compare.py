@@ -1,0 +1,70 @@
+"""Train losses side by side on a task, and say how they compare."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from spherical_loss.experiments import paper
+from spherical_loss.experiments.curves import draw_curves
+from spherical_loss.experiments.progress import make_reporter
+from spherical_loss.experiments.runs import RunFolder, write_atomically
+from spherical_loss.experiments.settings import Run, Settings, check, resolved
+from spherical_loss.experiments.tables import Results, claim_cells, collect, markdown_table, result_cells, rich_table
+from spherical_loss.experiments.tasks import TASKS
+from spherical_loss.experiments.train import train
+from spherical_loss.experiments.tuned import tuned_values
+
+Finished = list[tuple[Run, dict[str, Any]]]
+
+
+def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Settings) -> list[Run]:
+    """The runs to make: seed by seed, so that a comparison stopped half-way has as many runs of each loss."""
+    check(settings)
+    filled = {loss: resolved(settings, loss, tuned_values(task, loss), TASKS[task].lr) for loss in losses}
+    return [Run(task, loss, seed, filled[loss]) for seed in seeds for loss in losses]
+
+
+def execute(runs: Sequence[Run], out: Path, console: Console, quiet: bool, tensorboard: bool) -> Finished:
+    """Train every run that is not finished yet; a diverging one is recorded, and the others go on."""
+    with make_reporter(console, len(runs), quiet) as reporter:
+        return [(run, train(run, out, reporter, tensorboard=tensorboard)) for run in runs]
+
+
+def stored(runs: Sequence[Run], out: Path) -> Finished:
+    """The runs among ``runs`` that are finished, without training any."""
+    found = [(run, RunFolder(out, run).result()) for run in runs]
+    return [(run, result) for run, result in found if result is not None]
+
+
+def report(name: str, title: str, finished: Finished, table: paper.Table | None, out: Path, console: Console) -> None:
+    """Print the tables, and write them (Markdown) and the learning curves to ``out/NAME``."""
+    results = collect(finished)
+    parts = [(title, *result_cells(results, table))]
+    if table is not None and (claims := relevant(table, results)):
+        others = {name: elsewhere(name, finished, out) for name in {c.elsewhere for c in claims} if name is not None}
+        parts.append((f"The claims of table {table.number} on these runs", *claim_cells(claims, results, others)))
+    for part in parts:
+        console.print(rich_table(console, *part))
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "table.md", "\n".join(markdown_table(*part) for part in parts).encode())
+    histories = [(run, RunFolder(out, run).history()) for run, _ in finished]
+    draw_curves(folder / "curves.png", title, histories)
+    console.print(f"tables: {folder / 'table.md'}\nlearning curves: {folder / 'curves.png'}", highlight=False, soft_wrap=True)
+
+
+def relevant(table: paper.Table, results: Results) -> list[paper.Claim]:
+    """The claims about losses that were run."""
+    return [claim for claim in table.claims if claim.better in results and (claim.worse in results or claim.elsewhere)]
+
+
+def elsewhere(name: str, finished: Finished, out: Path) -> Results:
+    """The stored runs of another table that differ from these by that table's settings alone."""
+    other = paper.TABLES[name]
+    runs = [dataclasses.replace(run, settings=dataclasses.replace(run.settings, **other.settings)) for run, _ in finished]
+    return collect(stored(runs, out))

@@ -1,0 +1,153 @@
+"""Readers of the official data files: MNIST's idx format and CIFAR's binary versions.
+
+The files lie in ``$SPHERICAL_LOSS_DATA`` (default: the user's cache folder) as their archives unpack:
+
+    mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]
+    cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin
+    cifar-100-binary/{train,test}.bin
+
+Every byte is checked for what it claims to be, and nothing is ever unpickled. Downloads: :mod:`download`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pooch
+
+from spherical_loss.experiments.errors import UserError
+
+VARIABLE = "SPHERICAL_LOSS_DATA"
+
+
+class Pixels(NamedTuple):
+    """Images ``(N, H, W, C)`` and their labels ``(N,)``, both uint8."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    @staticmethod
+    def concatenated(parts: list[Pixels]) -> Pixels:
+        return Pixels(np.concatenate([p.images for p in parts]), np.concatenate([p.labels for p in parts]))
+
+
+class TrainTest(NamedTuple):
+    """The official training and test sets."""
+
+    train: Pixels
+    test: Pixels
+
+
+def data_folder() -> Path:
+    """``$SPHERICAL_LOSS_DATA``, or the user's cache folder."""
+    return Path(os.environ.get(VARIABLE) or pooch.os_cache("spherical-loss")).expanduser()
+
+
+@lru_cache(maxsize=1)  # the runs of one command share it
+def read_mnist(folder: Path) -> TrainTest:
+    """MNIST: 60,000 + 10,000 grey images of 28 x 28."""
+    return TrainTest(*(_read_mnist_part(folder / "mnist", part) for part in ("train", "t10k")))
+
+
+def _read_mnist_part(folder: Path, part: str) -> Pixels:
+    images = read_idx(_found(folder, f"{part}-images-idx3-ubyte", "mnist"), 3, "mnist")
+    path = _found(folder, f"{part}-labels-idx1-ubyte", "mnist")
+    labels = read_idx(path, 1, "mnist")
+    if len(images) != len(labels):
+        raise _damaged(path, f"it has {len(labels)} labels for the {len(images)} images beside it", "mnist")
+    _check_labels(path, labels, 10, "mnist")
+    return Pixels(images[..., None], labels)
+
+
+def _found(folder: Path, name: str, dataset: str) -> Path:
+    """The file as distributed (.gz), or unpacked."""
+    for path in (folder / f"{name}.gz", folder / name):
+        if path.is_file():
+            return path
+    raise _missing(folder / f"{name}.gz", dataset)
+
+
+def read_idx(path: Path, dimensions: int, dataset: str) -> np.ndarray:
+    """The array of an idx file of unsigned bytes, which may be gzipped.
+
+    The format: two zero bytes, 8 for the type (unsigned byte), the number of dimensions, each dimension as a big-endian
+    32-bit integer, then the bytes.
+    """
+    content = _content(path, dataset)
+    header = 4 + 4 * dimensions
+    expected = bytes([0, 0, 8, dimensions])
+    if content[:4] != expected:
+        raise _damaged(path, f"it starts with {content[:4].hex(' ') or 'nothing'}, not with {expected.hex(' ')}", dataset)
+    if len(content) < header:
+        raise _damaged(path, f"it ends within its header, after {len(content)} bytes", dataset)
+    shape = [int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4)]
+    size = header + int(np.prod(shape, dtype=np.int64))
+    if len(content) != size:
+        raise _damaged(path, f"it has {len(content)} bytes, but its header promises {size} (shape {tuple(shape)})", dataset)
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+@lru_cache(maxsize=1)
+def read_cifar10(folder: Path) -> TrainTest:
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32; a record is the label and 3072 bytes."""
+    batches = [folder / "cifar-10-batches-bin" / f"{stem}.bin" for stem in [f"data_batch_{i}" for i in range(1, 6)]]
+    train = Pixels.concatenated([read_cifar(path, 1, 10, "cifar10") for path in batches])
+    return TrainTest(train, read_cifar(folder / "cifar-10-batches-bin" / "test_batch.bin", 1, 10, "cifar10"))
+
+
+@lru_cache(maxsize=1)
+def read_cifar100(folder: Path) -> TrainTest:
+    """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32; a record is the coarse label, the fine label and 3072 bytes."""
+    train, test = (read_cifar(folder / "cifar-100-binary" / f"{stem}.bin", 2, 100, "cifar100") for stem in ("train", "test"))
+    return TrainTest(train, test)
+
+
+def read_cifar(path: Path, label_bytes: int, D: int, dataset: str) -> Pixels:
+    """Records of ``label_bytes`` labels, of which the last counts, and 3 x 32 x 32 bytes: red, green, blue, row by row."""
+    if not path.is_file():
+        raise _missing(path, dataset)
+    content = np.frombuffer(path.read_bytes(), np.uint8)
+    record = label_bytes + 3072
+    if content.size == 0 or content.size % record:
+        raise _damaged(path, f"its {content.size} bytes are not a whole number of records of {record} bytes", dataset)
+    records = content.reshape(-1, record)
+    labels = records[:, label_bytes - 1].copy()
+    _check_labels(path, labels, D, dataset)
+    images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Pixels(np.ascontiguousarray(images), labels)
+
+
+def _content(path: Path, dataset: str) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path) as file:
+            return file.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise _damaged(path, f"it does not unpack ({error})", dataset) from error
+
+
+def _check_labels(path: Path, labels: np.ndarray, D: int, dataset: str) -> None:
+    bad = np.flatnonzero(labels >= D)
+    if bad.size:
+        raise _damaged(path, f"label {labels[bad[0]]} of image {bad[0]} is not a class from 0 to {D - 1}", dataset)
+
+
+def _missing(path: Path, dataset: str) -> UserError:
+    return UserError(
+        f"{path} is missing; fetch it with 'spherical-loss data get {dataset}', or point {VARIABLE} to a folder that has "
+        f"{path.parent.name}/{path.name}"
+    )
+
+
+def _damaged(path: Path, what: str, dataset: str) -> UserError:
+    return UserError(
+        f"{path} is damaged or truncated, or not the official file: {what}; delete it and fetch it again with "
+        f"'spherical-loss data get {dataset}'"
+    )

@@ -1,0 +1,152 @@
+"""Live progress: a rich display on a terminal, plain lines elsewhere, nothing with ``--quiet``."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from spherical_loss.experiments.settings import Run
+
+
+class Reporter:
+    """Says nothing; what ``--quiet`` uses, and what the other reporters fill in. Use as a context manager."""
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def kept(self, run: Run, result: dict[str, Any]) -> None:
+        """A run that was finished before."""
+
+    def started(self, run: Run, epoch: int) -> None:
+        """A run starts, or goes on after ``epoch`` epochs."""
+
+    def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
+        """Within an epoch."""
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """After an epoch."""
+
+    def finished(self, run: Run, result: dict[str, Any]) -> None:
+        """A run is finished, or has diverged."""
+
+
+def outcome(run: Run, result: dict[str, Any]) -> str:
+    """A line about a finished run."""
+    label = f"{run.loss}, seed {run.seed}"
+    if result["status"] == "diverged":
+        return f"{label}: diverged in epoch {result['epoch']} at learning rate {run.settings.lr:.3g}"
+    error = result["test"]["error"]
+    return (
+        f"{label}: test error {error:.2%}, best of {result['epochs']} epochs: {result['best_epoch']}, "
+        f"{result['seconds_per_epoch']:.3g} s per epoch"
+    )
+
+
+def epoch_text(record: dict[str, Any]) -> str:
+    valid = record["valid"]
+    return f"train loss {record['train_loss']:.4g}, valid loss {valid['loss']:.4g}, error {valid['error']:.2%}"
+
+
+class PlainReporter(Reporter):
+    """Lines without colours or cursor movements: one per finished run, and one now and then for a long one."""
+
+    def __init__(self, console: Console, runs: int, every: float = 10.0) -> None:
+        self.console, self.runs, self.every = console, runs, every
+        self.done, self.began, self.printed = 0, time.monotonic(), time.monotonic()
+
+    def line(self, text: str) -> None:
+        self.console.print(f"[{self.done}/{self.runs}] {text}", markup=False, highlight=False, soft_wrap=True)
+        self.printed = time.monotonic()
+
+    def kept(self, run: Run, result: dict[str, Any]) -> None:
+        self.done += 1
+        self.line(f"{outcome(run, result)} (stored)")
+
+    def started(self, run: Run, epoch: int) -> None:
+        if epoch:
+            self.line(f"{run.loss}, seed {run.seed}: goes on after epoch {epoch}")
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        if time.monotonic() - self.printed >= self.every:
+            left = (run.settings.epochs - record["epoch"]) * record["seconds"]
+            text = f"{run.loss}, seed {run.seed}: epoch {record['epoch']}/{run.settings.epochs}, {epoch_text(record)}"
+            self.line(f"{text}; this run: at most {duration(left)} left")
+
+    def finished(self, run: Run, result: dict[str, Any]) -> None:
+        self.done += 1
+        self.line(outcome(run, result))
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(7), duration(200), duration(20_000)
+    ('7 s', '3 min', '5.6 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class LiveReporter(Reporter):
+    """Two bars: all runs, with the time left, and the run under way, with its losses and error.
+
+    The time left counts every run at its full number of epochs; early stopping makes it an upper limit.
+    """
+
+    def __init__(self, console: Console, runs: int) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.all = self.progress.add_task("all runs", total=runs, text=f"0/{runs}")
+        self.one = self.progress.add_task("", total=1, text="", visible=False)
+        self.runs, self.done = runs, 0
+        self.text = ""
+
+    def __enter__(self) -> Reporter:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def kept(self, run: Run, result: dict[str, Any]) -> None:
+        self.finished(run, result)
+
+    def started(self, run: Run, epoch: int) -> None:
+        self.text = f"goes on after epoch {epoch}" if epoch else ""
+        label = f"{run.loss}, seed {run.seed}"
+        self.progress.reset(
+            self.one, total=run.settings.epochs, completed=epoch, description=label, text=self.text, visible=True
+        )
+
+    def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
+        at = epoch + step / steps
+        self.progress.update(self.one, completed=at, text=f"epoch {epoch + 1}, loss {loss:.4g}; {self.text}")
+        self.progress.update(self.all, completed=self.done + at / run.settings.epochs)
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        self.text = epoch_text(record)
+
+    def finished(self, run: Run, result: dict[str, Any]) -> None:
+        self.done += 1
+        self.progress.update(self.all, completed=self.done, text=f"{self.done}/{self.runs}")
+        self.progress.update(self.one, visible=False)
+        self.progress.console.print(outcome(run, result), markup=False, highlight=False)
+
+
+def make_reporter(console: Console, runs: int, quiet: bool) -> Reporter:
+    if quiet:
+        return Reporter()
+    return LiveReporter(console, runs) if console.is_terminal else PlainReporter(console, runs)

@@ -1,0 +1,181 @@
+"""Tables made from stored runs, with the paper's figures beside them: on the terminal, and as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from spherical_loss.experiments.losses import LOSSES
+from spherical_loss.experiments.paper import Claim, Figure, Row, Table
+from spherical_loss.experiments.settings import Run
+from spherical_loss.experiments.significance import Comparison, interval, paired, unpaired
+
+Results = dict[str, dict[int, dict[str, Any]]]
+"""Results of runs by loss and seed."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric: its heading, how to print it, and whether it is a fraction to print in percent."""
+
+    metric: str
+    heading: str
+    digits: int = 3
+    percent: bool = False
+
+
+COLUMNS = (
+    Column("loss", "loss"),
+    Column("nll", "neg. log-lik."),
+    Column("error", "error %", percent=True),
+    Column("top5", "top-5 error %", percent=True),
+    Column("calibration", "calibration %", percent=True),
+    Column("epochs", "epochs"),
+    Column("seconds", "s / epoch"),
+)
+
+
+def collect(runs: Sequence[tuple[Run, dict[str, Any]]]) -> Results:
+    """Results by loss and seed."""
+    results: Results = {}
+    for run, result in runs:
+        results.setdefault(run.loss, {})[run.seed] = result
+    return results
+
+
+def value(result: dict[str, Any], metric: str) -> float | None:
+    """A number of a finished run: ``epochs`` (to the best validation), ``seconds`` (per epoch), or a test metric."""
+    if result["status"] != "finished":
+        return None
+    if metric == "epochs":
+        return float(result["best_epoch"])
+    if metric == "seconds":
+        return float(result["seconds_per_epoch"])
+    return result["test"].get(metric)
+
+
+def by_seed(results: dict[int, dict[str, Any]], metric: str) -> dict[int, float]:
+    """The metric of every run that has it."""
+    found = {seed: value(result, metric) for seed, result in results.items()}
+    return {seed: x for seed, x in found.items() if x is not None}
+
+
+def mean_text(values: Sequence[float], column: Column) -> str:
+    """Mean (standard deviation), as the paper has it; the deviation from two runs on.
+
+    >>> mean_text([0.008, 0.010], Column("error", "error %", percent=True))
+    '0.9 (0.141)'
+    """
+    if not values:
+        return "-"
+    factor = 100 if column.percent else 1
+    mean = f"{factor * statistics.fmean(values):.{column.digits}g}"
+    return mean if len(values) < 2 else f"{mean} ({factor * statistics.stdev(values):.{column.digits}g})"
+
+
+def interval_text(values: Sequence[float], column: Column) -> str:
+    bounds = interval(values)
+    if bounds is None:
+        return "-"
+    factor = 100 if column.percent else 1
+    return " to ".join(f"{factor * x:.{column.digits}g}" for x in bounds)
+
+
+def figure_text(figure: Figure | None, column: Column) -> str:
+    """A figure of the paper, printed as ours are."""
+    if figure is None:
+        return "-"
+    factor = 100 if column.percent else 1
+    text = f"{factor * figure.mean:.3g}"
+    return text if figure.deviation is None else f"{text} ({factor * figure.deviation:.3g})"
+
+
+def result_cells(results: Results, paper: Table | None) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: a row per loss, the paper's figure after each of ours that it has."""
+    headings = ["loss function", "runs"]
+    shared = ("loss", "error", "epochs")
+    in_paper = {m for m in shared if paper is not None and any(getattr(row, m) is not None for row in paper.rows.values())}
+    for column in COLUMNS:
+        headings.append(column.heading)
+        if column.metric in in_paper:
+            headings.append("paper")
+        if column.metric == "error":
+            headings.append("95% interval")
+    rows = []
+    for loss, runs in results.items():
+        finished = sum(result["status"] == "finished" for result in runs.values())
+        diverged = sum(result["status"] == "diverged" for result in runs.values())
+        row = [LOSSES[loss].title, str(finished) + (f" (+ {diverged} diverged)" if diverged else "")]
+        figures = paper.rows.get(loss, Row()) if paper is not None else Row()
+        for column in COLUMNS:
+            values = list(by_seed(runs, column.metric).values())
+            row.append(mean_text(values, column))
+            if column.metric in in_paper:
+                row.append(figure_text(getattr(figures, column.metric), column))
+            if column.metric == "error":
+                row.append(interval_text(values, column))
+        rows.append(row)
+    return headings, rows
+
+
+def claim_test(claim: Claim, results: Results, elsewhere: Results | None = None) -> Comparison | None:
+    """The claim on our runs; ``elsewhere`` are those of another table, where the claim compares with it."""
+    better = by_seed(results.get(claim.better, {}), claim.metric)
+    if claim.elsewhere is None:
+        return paired(better, by_seed(results.get(claim.worse, {}), claim.metric))
+    worse = by_seed((elsewhere or {}).get(claim.worse, {}), claim.metric)
+    return unpaired(list(better.values()), list(worse.values()))
+
+
+def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Results]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: a row per claim of the paper, tested on our runs."""
+    headings = ["claim of the paper", "here", "mean difference", "95% interval", "p (one-sided)", "test", "n"]
+    rows = []
+    for claim in claims:
+        found = claim_test(claim, results, others.get(claim.elsewhere or ""))
+        if found is None:
+            rows.append([claim.text, "two runs of each are needed", "-", "-", "-", "-", "-"])
+            continue
+        verdict = "confirmed" if found.p < 0.05 else "contradicted" if found.p > 0.95 else "undecided"
+        column = Column(claim.metric, "", percent=claim.metric in ("error", "top5"))
+        factor, unit = (100, " %") if column.percent else (1, "")
+        numbers = [f"{factor * x:.3g}{unit}" for x in (found.difference, found.low, found.high)]
+        bounds = f"{numbers[1]} to {numbers[2]}"
+        rows.append([claim.text, verdict, numbers[0], bounds, f"{found.p:.3g}", found.test, str(found.n)])
+    return headings, rows
+
+
+DROPPED_FIRST = ("calibration %", "top-5 error %", "test", "neg. log-lik.", "s / epoch", "95% interval")
+
+
+def rich_table(console: Console, title: str, headings: list[str], rows: list[list[str]]) -> RichTable:
+    """The table, without the columns that a narrow console has no room for (``DROPPED_FIRST``)."""
+    table = RichTable(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    dropped = next((heading for heading in DROPPED_FIRST if heading in headings), None)
+    if dropped is None or console.measure(table).maximum <= console.width:
+        return table
+    keep = [i for i, heading in enumerate(headings) if heading != dropped]
+    return rich_table(console, title, [headings[i] for i in keep], [[row[i] for i in keep] for row in rows])
+
+
+def markdown_table(title: str, headings: list[str], rows: list[list[str]]) -> str:
+    """
+    >>> print(markdown_table("Losses", ["loss", "error"], [["MSE", "0.9"]]))
+    **Losses**
+    <BLANKLINE>
+    | loss | error |
+    |---|--:|
+    | MSE | 0.9 |
+    <BLANKLINE>
+    """
+    lines = [f"**{title}**", "", f"| {' | '.join(headings)} |", f"|---|{'--:|' * (len(headings) - 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])

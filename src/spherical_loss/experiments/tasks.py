@@ -1,0 +1,116 @@
+"""The tasks: each is data, a network and default settings. A new task is an entry in ``TASKS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import sklearn.datasets
+import torch
+
+from spherical_loss import Loss
+from spherical_loss.experiments import data, models
+from spherical_loss.experiments.images import Images, Splits, split_images
+from spherical_loss.experiments.metrics import evaluate_classifier
+from spherical_loss.experiments.models import Network
+from spherical_loss.experiments.settings import ImageSettings, Settings
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the training loop needs to know of a task.
+
+    ``load(settings, seed)`` gives the training, validation and test sets: objects with ``len``, ``batch(rows, generator)``,
+    ``D``, ``frequencies`` and ``to(device)``, as :class:`~spherical_loss.experiments.images.Images` has them.
+    ``network(settings, train_set, loss)`` gives the network at its start, ``optimizer(network, settings)`` its optimizer,
+    and ``evaluate(network, loss, set)`` the metrics, which hold at least ``settings.monitor`` and "loss".
+    """
+
+    summary: str
+    settings: Settings
+    losses: tuple[str, ...]
+    runs: int
+    load: Callable[[Any, int], Any]
+    network: Callable[[Any, Any, Loss], Network]
+    lr: float = 0.01
+    """Initial learning rate of a loss that has not been tuned."""
+    lr_range: tuple[float, float] = (1e-3, 1.0)
+    """Where ``tune`` looks for the learning rate."""
+    optimizer: Callable[[Network, Any], torch.optim.Optimizer] = models.sgd
+    evaluate: Callable[[Network, Loss, Any], dict[str, float | None]] = evaluate_classifier
+
+
+@lru_cache(maxsize=1)
+def digits_data() -> data.TrainTest:
+    """scikit-learn's 1,797 digits of 8 x 8; there is no official test set, so the last fifth stands for one."""
+    bunch = sklearn.datasets.load_digits()
+    images, labels = bunch.images[..., None].astype(np.uint8), bunch.target.astype(np.uint8)
+    return data.TrainTest(data.Pixels(images[:1437], labels[:1437]), data.Pixels(images[1437:], labels[1437:]))
+
+
+def load_digits(settings: ImageSettings, seed: int) -> Splits:
+    return split_images(digits_data(), 10, settings.split, 360, seed)
+
+
+def load_mnist(settings: ImageSettings, seed: int) -> Splits:
+    return split_images(data.read_mnist(data.data_folder()), 10, settings.split, 10_000, seed)
+
+
+def load_cifar10(settings: ImageSettings, seed: int) -> Splits:
+    return split_images(data.read_cifar10(data.data_folder()), 10, settings.split, 5_000, seed, flip=True)
+
+
+def load_cifar100(settings: ImageSettings, seed: int) -> Splits:
+    return split_images(data.read_cifar100(data.data_folder()), 100, settings.split, 5_000, seed, flip=True)
+
+
+def digits_network(settings: ImageSettings, train: Images, loss: Loss) -> Network:
+    return models.start(models.perceptron(64, settings.width, train.D, settings.activation), loss, train.frequencies)
+
+
+def mnist_network(settings: ImageSettings, train: Images, loss: Loss) -> Network:
+    return models.start(models.mnist_network(settings.width, train.D, settings.activation), loss, train.frequencies)
+
+
+def cifar_network(settings: ImageSettings, train: Images, loss: Loss) -> Network:
+    return models.start(models.cifar_network(settings.width, train.D, settings.activation), loss, train.frequencies)
+
+
+TASKS: dict[str, Task] = {
+    "digits": Task(
+        "scikit-learn's digits (8 x 8), two hidden layers: seconds, needs no download",
+        # One thread: this network is too small to share, and two threads would wait for each other.
+        ImageSettings(width=64, batch_size=50, epochs=40, patience=15, monitor="loss", threads=1),
+        losses=("mse", "softmax", "abs", "spherical", "taylor", "z", "bound"),
+        runs=3,
+        load=load_digits,
+        network=digits_network,
+    ),
+    "mnist": Task(
+        "MNIST, the paper's convolutional network (tables 1 and 2)",
+        ImageSettings(width=30),
+        losses=("mse", "softmax", "abs", "spherical", "taylor"),
+        runs=3,
+        load=load_mnist,
+        network=mnist_network,
+    ),
+    "cifar10": Task(
+        "CIFAR-10, 14 layers with batch normalization and random flips (table 3)",
+        ImageSettings(width=16, weight_decay=5e-4),
+        losses=("mse", "softmax", "spherical", "taylor"),
+        runs=3,
+        load=load_cifar10,
+        network=cifar_network,
+    ),
+    "cifar100": Task(
+        "CIFAR-100, the same network (table 4)",
+        ImageSettings(width=16, weight_decay=5e-4, split="official"),
+        losses=("softmax", "spherical", "taylor"),
+        runs=3,
+        load=load_cifar100,
+        network=cifar_network,
+    ),
+}

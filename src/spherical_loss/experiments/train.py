@@ -1,0 +1,195 @@
+"""One run, from top to bottom: plain PyTorch."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spherical_loss import Loss
+from spherical_loss.experiments.losses import make_loss
+from spherical_loss.experiments.models import Network
+from spherical_loss.experiments.progress import Reporter
+from spherical_loss.experiments.runs import RunFolder
+from spherical_loss.experiments.settings import Run, Settings
+from spherical_loss.experiments.tasks import TASKS
+from spherical_loss.experiments.tensorboard import event_writer
+
+DEFAULT_THREADS = torch.get_num_threads()
+CHECK_EVERY = 50  # steps between looks at the loss
+
+
+class DivergedError(Exception):
+    """The loss, or a validation metric, is no longer a number."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands after an epoch; with the network, the optimizer and the random state, all a checkpoint needs."""
+
+    epoch: int = 0
+    best: float = math.inf
+    best_epoch: int = 0
+    stale: int = 0
+    """Epochs since the best one."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def finished(self, settings: Settings) -> bool:
+        return self.epoch >= settings.epochs or self.stale >= settings.patience
+
+
+def train(
+    run: Run,
+    root: Path,
+    reporter: Reporter,
+    checkpoint_seconds: float = 10.0,
+    tensorboard: bool = False,
+) -> dict[str, Any]:
+    """Train ``run`` in its folder under ``root`` and return its result; a finished run's result is only read.
+
+    The order of the examples depends on the seed and the epoch alone, so a run that goes on from a checkpoint makes the same
+    steps as one that was never stopped, and checkpoints are needed no more often than ``checkpoint_seconds``.
+    """
+    folder = RunFolder(root, run)
+    if (result := folder.result()) is not None:
+        reporter.kept(run, result)
+        return result
+    folder.create()
+    task, settings = TASKS[run.task], run.settings
+    device = torch.device(settings.device)
+    if device.type == "cuda":  # same seed, same numbers; on the CPU this is so already
+        torch.backends.cudnn.deterministic = True
+    torch.set_num_threads(settings.threads or DEFAULT_THREADS)
+    torch.manual_seed(run.seed)
+    splits = task.load(settings, run.seed)
+    train_set, valid_set, test_set = (part.to(device) for part in splits)
+    loss = make_loss(run.loss, run.loss_options).to(device)
+    network = task.network(settings, train_set, loss).to(device)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = task.optimizer(network, settings)
+
+    progress = Progress()
+    if (state := folder.load_checkpoint()) is not None:
+        progress = restore(state, network, optimizer)
+    events = event_writer(folder.path, progress.epoch) if tensorboard else None
+    saved = time.monotonic()
+    reporter.started(run, progress.epoch)
+    try:
+        while not progress.finished(settings):
+            began = time.perf_counter()
+            train_loss = train_epoch(network, loss, optimizer, train_set, run, progress.epoch, reporter)
+            trained = time.perf_counter()
+            valid = task.evaluate(network, loss, valid_set)
+            record = {
+                "epoch": progress.epoch + 1,
+                "lr": optimizer.param_groups[0]["lr"],
+                "train_loss": train_loss,
+                "valid": valid,
+                "train_seconds": trained - began,
+                "seconds": time.perf_counter() - began,
+            }
+            after_epoch(progress, record, network, optimizer, settings)
+            folder.log(record)
+            reporter.epoch(run, record)
+            if events is not None:
+                events.add(record)
+            if time.monotonic() - saved >= checkpoint_seconds and not progress.finished(settings):
+                folder.save_checkpoint(checkpoint(progress, network, optimizer))
+                saved = time.monotonic()
+        network.load_state_dict(progress.best_weights)
+        result = finished_result(progress, task.evaluate(network, loss, test_set))
+        folder.finish(result, progress.best_weights)
+    except DivergedError as why:
+        result = {"status": "diverged", "epoch": progress.epoch + 1, "reason": str(why)}
+        folder.finish(result, None)
+    finally:
+        if events is not None:
+            events.close()
+    reporter.finished(run, result)
+    return result
+
+
+def train_epoch(
+    network: Network,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    data: Any,
+    run: Run,
+    epoch: int,
+    reporter: Reporter,
+) -> float:
+    """One pass over ``data`` in random order; returns the mean training loss."""
+    network.train()
+    generator = torch.Generator().manual_seed(run.seed * 1_000_003 + epoch)
+    order = torch.randperm(len(data), generator=generator)
+    device = next(network.parameters()).device
+    batches = order.split(run.settings.batch_size)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for step, rows in enumerate(batches):
+        x, target = data.batch(rows.to(device), generator)
+        value = network.objective(x, target, loss)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        value = value.detach()
+        total += value * len(rows)
+        if step % CHECK_EVERY == 0 or step == len(batches) - 1:
+            if not math.isfinite(float(total)):
+                raise DivergedError(f"the training loss is {float(value)} at step {step + 1} of epoch {epoch + 1}")
+            reporter.step(run, epoch, step + 1, len(batches), float(value))
+    return float(total) / len(data)
+
+
+def after_epoch(
+    progress: Progress, record: dict[str, Any], network: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings
+) -> None:
+    """Keep the best weights, and halve the learning rate after ``halve_after`` epochs in a row without a better one."""
+    valid = record["valid"]
+    if any(value is not None and not math.isfinite(value) for value in valid.values()):
+        raise DivergedError(f"the validation metrics are not finite after epoch {record['epoch']}: {valid}")
+    monitored = valid[settings.monitor]
+    if monitored is None:  # nll of a loss without a distribution
+        monitored = valid["loss"]
+    progress.epoch += 1
+    progress.stale += 1
+    progress.history.append(record)
+    if monitored < progress.best:
+        progress.best, progress.best_epoch, progress.stale = monitored, progress.epoch, 0
+        progress.best_weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+    elif progress.stale % settings.halve_after == 0:
+        for group in optimizer.param_groups:
+            group["lr"] /= 2
+
+
+def finished_result(progress: Progress, test: dict[str, float | None]) -> dict[str, Any]:
+    seconds = [record["seconds"] for record in progress.history]
+    return {
+        "status": "finished",
+        "best_epoch": progress.best_epoch,
+        "epochs": progress.epoch,
+        "seconds_per_epoch": sum(seconds) / len(seconds),
+        "valid": progress.history[progress.best_epoch - 1]["valid"],
+        "test": test,
+    }
+
+
+def checkpoint(progress: Progress, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {
+        **vars(progress),
+        "network": network.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "random_state": torch.get_rng_state(),
+    }
+
+
+def restore(state: dict[str, Any], network: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    network.load_state_dict(state.pop("network"))
+    optimizer.load_state_dict(state.pop("optimizer"))
+    torch.set_rng_state(state.pop("random_state"))
+    return Progress(**state)

@@ -1,0 +1,43 @@
+"""The tuned values: data that ``spherical-loss tune`` writes, and ``compare`` and ``reproduce`` read.
+
+``tuned.json`` holds, for each task and loss, the values and how they were found:
+
+    {"digits": {"taylor": {"values": {"lr": 0.05}, "found": {"monitor": "loss", "best": 0.08, "trials": 20, "epochs": 40}}}}
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.runs import to_json, write_atomically
+
+TUNED = Path(__file__).with_name("tuned.json")
+
+
+def read_tuned(path: Path = TUNED) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete it, and make it again with 'spherical-loss tune'") from error
+
+
+def tuned_values(task: str, loss: str, path: Path = TUNED) -> dict[str, float]:
+    """The tuned settings of ``loss`` on ``task``; none if it was never tuned.
+
+    >>> tuned_values("no such task", "taylor")
+    {}
+    """
+    return read_tuned(path).get(task, {}).get(loss, {}).get("values", {})
+
+
+def store_tuned(task: str, loss: str, values: dict[str, float], found: dict[str, Any], path: Path = TUNED) -> None:
+    """Put the values of one task and loss in the file, in the order of the alphabet."""
+    tuned = read_tuned(path)
+    tuned.setdefault(task, {})[loss] = {"values": values, "found": found}
+    ordered = {name: dict(sorted(tuned[name].items())) for name in sorted(tuned)}
+    write_atomically(path, to_json(ordered))
