@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spherical_loss.statistics import Statistics, dense_statistics, statistics_dtype, widened
 
 REDUCTIONS = ("none", "mean", "sum")
+NO_TARGET = "logits need a target: loss(logits, target); only Statistics from a head carry their own"
 
 
 class Loss(nn.Module, ABC):
@@ -86,9 +87,9 @@ class Loss(nn.Module, ABC):
         return self.score(s, q, x, o.shape[dim]).topk(k, dim=dim).indices
 
     def extra_repr(self) -> str:
-        given = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
-        parts = [f"{name}={getattr(self, name)!r}" for name, default in given.items() if getattr(self, name) != default]
-        return ", ".join(parts)
+        defaults = {"overwrite_logits": False, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        given = {name: value for name, value in vars(self).items() if name in defaults and value != defaults[name]}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
     def _check(self, o: Tensor, target: Tensor) -> None:
         """Shapes and dtypes only: values are never looked at, which would wait for the device."""
@@ -167,7 +168,7 @@ class SphericalLoss(Loss):
         if isinstance(input, Statistics):
             return self._of_statistics(input, target)
         if target is None:
-            raise TypeError("logits need a target: loss(logits, target); only Statistics from a head carry their own")
+            raise TypeError(NO_TARGET)
         self._check(input, target)
         if target.is_floating_point() or self.label_smoothing > 0:
             return self._of_all_classes(input, target)
@@ -195,8 +196,8 @@ class SphericalLoss(Loss):
         return -self.class_losses(o, dim).to(o.dtype)
 
     def class_losses(self, o: Tensor, dim: int = -1) -> Tensor:
-        """The loss each class would have as the target, shaped like ``o``; computed from all logits."""
-        x = o.to(widened(o.dtype))
+        """The loss each class would have as the target, shaped like ``o``; computed in float64, as the statistics are."""
+        x = o.to(statistics_dtype(o.device))
         s, q = x.sum(dim, keepdim=True), x.square().sum(dim, keepdim=True)
         return self.formula(s, q, x, o.shape[dim])
 
@@ -209,6 +210,12 @@ class SphericalLoss(Loss):
                 "(s, q, o_c); use it with logits (head.logits), or several weighted targets per example"
             )
         s, q, o_c, D, target, target_weight = statistics
+        expected = s.shape if target_weight is None else target_weight.shape
+        if not (q.shape == s.shape == expected[: s.dim()] and o_c.shape == expected):
+            raise ValueError(
+                f"Statistics of shapes s {tuple(s.shape)}, q {tuple(q.shape)}, o_c {tuple(o_c.shape)} do not fit together: "
+                "o_c is shaped like s and q, or, with several targets per example, like target_weight, (..., K)"
+            )
         dtype = widened(o_c.dtype)
         precise = statistics_dtype(o_c.device)
         s, q, o_c = s.to(precise), q.to(precise), o_c.to(precise)
@@ -238,12 +245,14 @@ class SphericalLoss(Loss):
         even = self.label_smoothing / D
         if target.is_floating_point():
             shares = target.to(losses.dtype) * (1 - self.label_smoothing) + even
-            return reduced((weighted * shares).sum(dim), None, self.reduction)
+            return reduced((weighted * shares).sum(dim), None, self.reduction).to(widened(o.dtype))
+        target = target.long()
         counted = target != self.ignore_index
-        classes = torch.where(counted, target, 0).long()
+        classes = torch.where(counted, target, 0)
         picked = explained(lambda: weighted.gather(dim, classes.unsqueeze(dim)).squeeze(dim), o, target, self.ignore_index)
         smoothed = (1 - self.label_smoothing) * picked + even * weighted.sum(dim)
-        return reduced(torch.where(counted, smoothed, 0.0), torch.where(counted, per_class[classes], 0.0), self.reduction)
+        importance = torch.where(counted, per_class[classes], 0.0)
+        return reduced(torch.where(counted, smoothed, 0.0), importance, self.reduction).to(widened(o.dtype))
 
     def _reduce(self, losses: Tensor, counted: Tensor, classes: Tensor) -> Tensor:
         importance = (

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.base import Loss, SphericalLoss, explained
+from spherical_loss.base import NO_TARGET, Loss, SphericalLoss, explained
 from spherical_loss.statistics import Statistics, widened
 
 DEFAULT_EPS = 0.01  # the order of magnitude of the paper's tuned value (0.0198 on Penn Treebank)
@@ -80,7 +80,7 @@ class _QuadraticLikelihood(SphericalLoss):
         p = _normalized(frequencies)
         smallest = self.least / float(p.min())
         Z = 2 * smallest if Z is None else Z
-        if smallest > Z:
+        if not smallest <= Z < math.inf:
             raise ValueError(f"Z is {Z}, but the rarest class has frequency {float(p.min()):.3g} and needs Z >= {smallest:.6g}")
         distance = ((p * Z - self.least).clamp_min(0) / self.a3).sqrt()
         return (distance + self.vertex).to(_float(frequencies))
@@ -320,12 +320,14 @@ class _CrossEntropy(Loss):
     def log_numerator(o: Tensor) -> Tensor:
         """Whose softmax the distribution is."""
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor | None = None) -> Tensor:
         if isinstance(input, Statistics):
             raise TypeError(
                 f"{type(self).__name__} is outside the spherical family: it is not a function of the statistics (s, q, o_c); "
                 "give it logits (head.logits), or use a loss such as TaylorSoftmaxLoss"
             )
+        if target is None:
+            raise TypeError(NO_TARGET)
         self._check(input, target)
         return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
 

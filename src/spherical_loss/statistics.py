@@ -66,10 +66,20 @@ def dense_statistics(o: Tensor, target: Tensor, overwrite: bool = False) -> tupl
     """
     if torch.compiler.is_compiling():  # the compiler fuses these by itself, and would unroll the kernel's loop
         x = o.to(widened(o.dtype))
-        s, q, o_c = x.sum(1), (x * x).sum(1), x.gather(1, target.unsqueeze(1)).squeeze(1)
-        dtype = statistics_dtype(o.device)
-        return s.to(dtype), q.to(dtype), o_c.to(dtype)
+        mean = x.detach().mean(1)
+        centered = x - mean.unsqueeze(1)
+        s, q = _uncentered(centered.sum(1), centered.square().sum(1), mean, x.shape[1])
+        return s, q, x.gather(1, target.unsqueeze(1)).squeeze(1).to(s.dtype)
     return _DenseStatistics.apply(o, target, overwrite)
+
+
+def _uncentered(s: Tensor, q: Tensor, mean: Tensor, D: int) -> tuple[Tensor, Tensor]:
+    """``s`` and ``q`` of ``o`` in float64, from those of ``o - mean``, where ``mean`` is any number near the mean.
+
+    Squares of ``o`` itself, rounded to float32, would leave nothing of the spread ``q - s^2 / D`` where it is small.
+    """
+    s, q, mean = (x.to(statistics_dtype(s.device)) for x in (s, q, mean))
+    return s + D * mean, q + mean * (2 * s + D * mean)
 
 
 def _blocks(o: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -94,7 +104,7 @@ class _DenseStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(o: Tensor, target: Tensor, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
-        N, _, M = o.shape
+        N, D, M = o.shape
         s, q = torch.empty(2, N, M, dtype=statistics_dtype(o.device), device=o.device)
         scratch = _scratch(o)
         for n, m in _blocks(o):
@@ -102,14 +112,16 @@ class _DenseStatistics(torch.autograd.Function):
             wide = scratch[: block.numel()].view(block.shape)
             if block.dtype != wide.dtype:
                 block = wide.copy_(block)
-            s[n, m] = block.sum(1)
-            q[n, m] = torch.mul(block, block, out=wide).sum(1)
+            mean = block.mean(1)
+            centered = torch.sub(block, mean.unsqueeze(1), out=wide)
+            s[n, m], q[n, m] = _uncentered(centered.sum(1), torch.mul(centered, centered, out=wide).sum(1), mean, D)
         return s, q, o.gather(1, target.unsqueeze(1)).squeeze(1).to(s.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         o, target, overwrite = inputs
         ctx.save_for_backward(o, target)
+        ctx.save_for_forward(o, target)
         ctx.overwrite = overwrite
 
     @staticmethod
@@ -123,6 +135,12 @@ class _DenseStatistics(torch.autograd.Function):
                 "leave it off where create_graph=True is needed"
             )
         return _dense_gradient(o, target, g_s, g_q, g_c, out=o.detach()), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
+        o, target = ctx.saved_tensors
+        t = t.to(statistics_dtype(o.device))
+        return t.sum(1), 2 * (o * t).sum(1), t.gather(1, target.unsqueeze(1)).squeeze(1)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], o: Tensor, target: Tensor, overwrite: bool) -> tuple[Any, Any]:
@@ -144,6 +162,7 @@ class _DenseGradient(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         o, target, _, g_q, _ = inputs
         ctx.save_for_backward(o, target, g_q)
+        ctx.save_for_forward(o, target, g_q)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, Tensor, Tensor, Tensor]:
@@ -153,12 +172,21 @@ class _DenseGradient(torch.autograd.Function):
         return grad_o, None, wide.sum(1), 2 * (wide * o).sum(1), wide.gather(1, target.unsqueeze(1)).squeeze(1)
 
     @staticmethod
+    def jvp(ctx: Any, t: Tensor, _: None, t_s: Tensor, t_q: Tensor, t_c: Tensor) -> Tensor:
+        o, target, g_q = ctx.saved_tensors
+        everywhere = t_s.unsqueeze(1) + 2 * (t_q.unsqueeze(1) * o + g_q.unsqueeze(1) * t)
+        return everywhere.scatter_add(1, target.unsqueeze(1), t_c.unsqueeze(1)).to(o.dtype)
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Tensor) -> tuple[Any, Any]:
         folded = _fold(info.batch_size, in_dims, *inputs)
         return _unfold(info.batch_size, _DenseGradient.apply(*folded)), 0
 
 
 def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Tensor, out: Tensor) -> Tensor:
+    target = target.unsqueeze(1)
+    # The terms of the target cancel where the loss is small, so they are summed before they are rounded.
+    at_target = g_s + 2 * g_q * o.gather(1, target).squeeze(1) + g_c
     scratch = _scratch(o) if o.dtype != widened(o.dtype) else None
     g_s, slope = g_s.unsqueeze(1).to(widened(o.dtype)), (2 * g_q).unsqueeze(1).to(widened(o.dtype))
     for n, m in _blocks(o):
@@ -167,7 +195,7 @@ def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Te
         torch.mul(block, slope[n, :, m], out=wide).add_(g_s[n, :, m])
         if wide is not into:
             into.copy_(wide)
-    return out.scatter_add_(1, target.unsqueeze(1), g_c.unsqueeze(1).to(o.dtype))
+    return out.scatter_(1, target, at_target.unsqueeze(1).to(o.dtype))
 
 
 def _fold(batch: int, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
