@@ -17,19 +17,17 @@ import tyro
 from rich.console import Console
 
 from spherical_loss.experiments import compare as comparison
-from spherical_loss.experiments.errors import UserError, choose
+from spherical_loss.experiments.data import data_folder
+from spherical_loss.experiments.errors import UsageError, UserError, choose
 from spherical_loss.experiments.losses import LOSSES
 from spherical_loss.experiments.paper import TABLES, table_of
 from spherical_loss.experiments.runs import explain
 from spherical_loss.experiments.settings import Settings
 from spherical_loss.experiments.tasks import TASKS
+from spherical_loss.experiments.tuned import TUNED
 
 T = TypeVar("T")
 FILE_WIDTH = 180  # columns, where the output is a file or a pipe
-
-
-class UsageError(UserError):
-    """The command line itself is wrong."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,77 @@ def execute(options: Compare, task: str, name: str, title: str, console: Console
     comparison.report(name, title, finished, table_of(task, options.settings), options.out, console)
 
 
+@dataclass(frozen=True)
+class Tune:
+    """Search the learning rate, and a loss's own options, on the validation set; the same command continues the study."""
+
+    settings: Settings
+    loss: str = "taylor"
+    """Which loss, of: mse, softmax, abs, spherical, taylor, z, bound."""
+    trials: int = 20
+    """Trials that the study has in the end."""
+    seed: int = 0
+    """Seed of the trials' runs and of the search."""
+    out: Path = Path("runs")
+    """Where the trials' runs and the study go."""
+    storage: str | None = None
+    """The study's database, such as postgresql://host/name; by default an SQLite file in OUT/TASK."""
+    store: Path = TUNED
+    """Where the best values go; compare and reproduce read the default file."""
+    quiet: bool = False
+    """No progress."""
+
+
+def tune(arguments: Sequence[str], console: Console) -> None:
+    """Search a loss's learning rate and options on a task."""
+    from spherical_loss.experiments.tune import tune as search  # Optuna takes a second to import
+
+    name, rest = first(arguments, "task", {name: task.summary for name, task in TASKS.items()}, "tune")
+    options = parse(Tune(TASKS[name].settings), rest, f"tune {name}")
+    choose("loss", options.loss, LOSSES)
+    if options.trials < 1:
+        raise UsageError(f"--trials is {options.trials}, but must be at least 1")
+    values = search(
+        name,
+        options.loss,
+        options.settings,
+        options.trials,
+        options.seed,
+        options.out,
+        options.storage,
+        options.store,
+        console,
+        options.quiet,
+    )
+    text = ", ".join(f"{key} = {value:g}" for key, value in values.items())
+    console.print(f"{options.loss} on {name}: {text} -> {options.store}", highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Get:
+    """Fetch a data set from its official mirrors into $SPHERICAL_LOSS_DATA; what is there already is not fetched again."""
+
+    quiet: bool = False
+    """No progress."""
+
+
+def data(arguments: Sequence[str], console: Console) -> None:
+    """Fetch a data set: spherical-loss data get mnist."""
+    from spherical_loss.experiments import download
+
+    _, rest = first(arguments, "action", {"get": "fetch a data set"}, "data")
+    names = {name: f"{len(parts)} file(s)" for name, parts in download.DATASETS.items()}
+    name, rest = first(rest, "dataset", names, "data get")
+    options = parse(Get(), rest, f"data get {name}")
+    say = (lambda text: None) if options.quiet else lambda text: console.print(text, highlight=False, soft_wrap=True)
+    download.get(name, data_folder(), progress=not options.quiet, say=say)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str], Console], None]] = {
     "compare": compare,
     "reproduce": reproduce,
+    "tune": tune,
+    "data": data,
 }
 
 
@@ -99,10 +165,7 @@ def first(
         return default, arguments
     if not arguments:
         raise UsageError(f"spherical-loss {command} needs a {kind}; the valid ones are: {', '.join(names)}")
-    try:
-        return choose(kind, arguments[0], names), arguments[1:]
-    except UserError as error:
-        raise UsageError(str(error)) from error
+    return choose(kind, arguments[0], names), arguments[1:]
 
 
 def parse(default: T, arguments: Sequence[str], command: str) -> T:
@@ -117,10 +180,7 @@ def parse(default: T, arguments: Sequence[str], command: str) -> T:
     )
     if unknown:
         options = sorted(f"--{name.replace('_', '-')}" for name in option_names(default))
-        try:
-            choose("option", unknown[0], [*options, "--help"])
-        except UserError as error:
-            raise UsageError(f"spherical-loss {command}: {error}") from error
+        choose("option", unknown[0], [*options, "--help"])
     return parsed
 
 
@@ -144,9 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             listed = "\n".join(f"  {name:<12}{text}" for name, text in summaries.items())
             print(f"usage: spherical-loss COMMAND ...\n\ncommands:\n{listed}\n\noptions: spherical-loss COMMAND --help")
             return 0
-        if arguments[0] not in COMMANDS:
-            choose("command", arguments[0], COMMANDS)
-        COMMANDS[arguments[0]](arguments[1:], console)
+        COMMANDS[choose("command", arguments[0], COMMANDS)](arguments[1:], console)
     except UserError as error:
         errors.print(f"spherical-loss: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2 if isinstance(error, UsageError) else 1

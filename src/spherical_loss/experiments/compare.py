@@ -13,11 +13,10 @@ from spherical_loss.experiments import paper
 from spherical_loss.experiments.curves import draw_curves
 from spherical_loss.experiments.progress import make_reporter
 from spherical_loss.experiments.runs import RunFolder, write_atomically
-from spherical_loss.experiments.settings import Run, Settings, check, resolved
+from spherical_loss.experiments.settings import Run, Settings, check, check_loss, resolved
 from spherical_loss.experiments.tables import Results, claim_cells, collect, markdown_table, result_cells, rich_table
-from spherical_loss.experiments.tasks import TASKS
+from spherical_loss.experiments.tasks import open_values
 from spherical_loss.experiments.train import train
-from spherical_loss.experiments.tuned import tuned_values
 
 Finished = list[tuple[Run, dict[str, Any]]]
 
@@ -25,7 +24,9 @@ Finished = list[tuple[Run, dict[str, Any]]]
 def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Settings) -> list[Run]:
     """The runs to make: seed by seed, so that a comparison stopped half-way has as many runs of each loss."""
     check(settings)
-    filled = {loss: resolved(settings, loss, tuned_values(task, loss), TASKS[task].lr) for loss in losses}
+    for loss in losses:
+        check_loss(loss, settings)
+    filled = {loss: resolved(settings, loss, open_values(task, loss)) for loss in losses}
     return [Run(task, loss, seed, filled[loss]) for seed in seeds for loss in losses]
 
 

@@ -10,6 +10,10 @@ class UserError(Exception):
     """Something the user can put right; the message says what is wrong, with the value, and the remedy."""
 
 
+class UsageError(UserError):
+    """The command line itself is wrong."""
+
+
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     """``name`` if it is one of ``valid``; otherwise an error that lists them.
 
@@ -18,11 +22,11 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     >>> choose("loss", "tailor", ["softmax", "taylor"])
     Traceback (most recent call last):
     ...
-    spherical_loss.experiments.errors.UserError: unknown loss 'tailor' (perhaps taylor?); the valid ones are: softmax, taylor
+    spherical_loss.experiments.errors.UsageError: unknown loss 'tailor' (perhaps taylor?); the valid ones are: softmax, taylor
     """
     names = list(valid)
     if name in names:
         return name
     close = difflib.get_close_matches(name, names, 1)
     hint = f" (perhaps {close[0]}?)" if close else ""
-    raise UserError(f"unknown {kind} {name!r}{hint}; the valid ones are: {', '.join(names)}")
+    raise UsageError(f"unknown {kind} {name!r}{hint}; the valid ones are: {', '.join(names)}")

@@ -8,8 +8,10 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.losses import LOSS_OPTIONS, LOSSES
+from spherical_loss.experiments.losses import LOSS_OPTIONS, LOSSES, make_loss
 
 
 @dataclass(frozen=True)
@@ -87,21 +89,19 @@ class Run:
         return {key: getattr(self.settings, key) for key in LOSS_OPTIONS}
 
 
-def resolved(settings: Settings, loss: str, tuned: dict[str, float], default_lr: float) -> Settings:
-    """``settings`` with the learning rate and the loss's options filled in: as given, else tuned, else the default.
+def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
+    """``settings`` with what they leave open (None) filled in from ``values``, which must have a learning rate.
 
-    Options that ``loss`` does not have become None, so that they do not tell apart runs that are the same.
+    Options of a loss other than this one become None, so that they do not tell apart runs that are the same.
 
-    >>> s = resolved(Settings(eps=0.5), "taylor", {"lr": 0.3}, default_lr=0.1)
-    >>> s.lr, s.eps
-    (0.3, None)
+    >>> s = resolved(Settings(eps=0.5, momentum=0.5), "taylor", {"lr": 0.3, "momentum": 0.9})
+    >>> s.lr, s.momentum, s.eps
+    (0.3, 0.5, None)
     """
-    filled: dict[str, float | None] = {"lr": tuned.get("lr", default_lr) if settings.lr is None else settings.lr}
-    defaults = LOSSES[loss].defaults
-    for key in LOSS_OPTIONS:
-        given = getattr(settings, key)
-        filled[key] = None if key not in defaults else tuned.get(key, defaults[key]) if given is None else given
-    return dataclasses.replace(settings, **filled)  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(settings)]
+    filled = {name: values.get(name) for name in names if getattr(settings, name) is None}
+    foreign: dict[str, Any] = {name: None for name in LOSS_OPTIONS if name not in LOSSES[loss].defaults}
+    return dataclasses.replace(settings, **{**filled, **foreign})
 
 
 def check(settings: Settings) -> None:
@@ -114,5 +114,26 @@ def check(settings: Settings) -> None:
             raise UserError(f"{option} is {value}, but must be greater than 0")
         if field.name == "weight_decay" and not value >= 0:
             raise UserError(f"{option} is {value}, but must not be negative")
+        if field.name == "device":
+            check_device(value)
         if field.name == "momentum" and not 0 <= value < 1:
             raise UserError(f"{option} is {value}, but must be at least 0 and below 1")
+
+
+def check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"--device is {name!r}, which torch cannot use here ({reason}); use cpu, or cuda on such a machine"
+        ) from error
+
+
+def check_loss(loss: str, settings: Settings) -> None:
+    """Raise a :class:`UserError` if the loss refuses an option."""
+    given = {key: getattr(settings, key) for key in LOSSES[loss].defaults if getattr(settings, key) is not None}
+    try:
+        make_loss(loss, given)
+    except ValueError as error:
+        raise UserError(f"{loss}: {error}") from error

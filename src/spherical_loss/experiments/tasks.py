@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +14,11 @@ import torch
 from spherical_loss import Loss
 from spherical_loss.experiments import data, models
 from spherical_loss.experiments.images import Images, Splits, split_images
+from spherical_loss.experiments.losses import LOSSES
 from spherical_loss.experiments.metrics import evaluate_classifier
 from spherical_loss.experiments.models import Network
 from spherical_loss.experiments.settings import ImageSettings, Settings
+from spherical_loss.experiments.tuned import tuned_values
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,20 @@ class Task:
     network: Callable[[Any, Any, Loss], Network]
     lr: float = 0.01
     """Initial learning rate of a loss that has not been tuned."""
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """For some losses, values of other settings that a run leaves open, where they have not been tuned."""
     lr_range: tuple[float, float] = (1e-3, 1.0)
     """Where ``tune`` looks for the learning rate."""
+    search: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Other settings that ``tune`` searches, such as layers and widths, and their ranges; integers, on a log scale."""
     optimizer: Callable[[Network, Any], torch.optim.Optimizer] = models.sgd
     evaluate: Callable[[Network, Loss, Any], dict[str, float | None]] = evaluate_classifier
+
+
+def open_values(task: str, loss: str) -> dict[str, Any]:
+    """Values for the settings that a run leaves open: the task's and the loss's defaults, and over them the tuned ones."""
+    entry = TASKS[task]
+    return {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **tuned_values(task, loss)}
 
 
 @lru_cache(maxsize=1)

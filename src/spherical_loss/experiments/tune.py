@@ -1,0 +1,131 @@
+"""``spherical-loss tune``: search the learning rate, and a loss's own options, on the validation set with Optuna.
+
+The study lives in a database (SQLite by default), so the same command continues it: finished trials are kept, and a trial
+whose process was killed is queued again and goes on from its run's checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import TrialState
+from rich.console import Console
+
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.losses import LOSSES
+from spherical_loss.experiments.progress import make_reporter
+from spherical_loss.experiments.settings import Run, Settings, check, check_loss, resolved
+from spherical_loss.experiments.tasks import TASKS, Task, open_values
+from spherical_loss.experiments.train import train
+from spherical_loss.experiments.tuned import store_tuned
+
+HEARTBEAT = 10  # seconds; a trial is taken for dead after two without a sign of life
+
+
+def tune(
+    name: str,
+    loss: str,
+    settings: Settings,
+    trials: int,
+    seed: int,
+    out: Path,
+    storage: str | None,
+    store: Path,
+    console: Console,
+    quiet: bool,
+) -> dict[str, float]:
+    """Search until the study has ``trials`` finished trials; put the best values in ``store`` and return them.
+
+    Every trial is a run of its own with the first seed, judged by its best validation (``settings.monitor``); a trial that
+    diverges counts as infinitely bad. The test set has no say.
+    """
+    check(settings)
+    check_loss(loss, settings)
+    task = TASKS[name]
+    study = open_study(name, loss, settings, seed, out, storage)
+
+    def objective(trial: optuna.Trial) -> float:
+        run = Run(name, loss, seed, resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss)))
+        result = train(run, out, reporter)
+        if result["status"] == "diverged":
+            return math.inf
+        value = result["valid"][settings.monitor]
+        return result["valid"]["loss"] if value is None else value
+
+    missing = trials - len(finished_trials(study))
+    with make_reporter(console, max(0, missing), quiet) as reporter:
+        while len(finished_trials(study)) < trials:
+            study.optimize(objective, n_trials=1)
+    best = study.best_trial
+    if best.value is None or not math.isfinite(best.value):
+        raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
+    values = {key: rounded(value) for key, value in best.params.items()}
+    found = {
+        "monitor": settings.monitor,
+        "best": best.value,
+        "trials": len(finished_trials(study)),
+        "epochs": settings.epochs,
+    }
+    store_tuned(name, loss, values, found, store)
+    return values
+
+
+def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) -> Settings:
+    """``settings`` with the trial's values: learning rate, the loss's options, and what the task says is to be searched."""
+    low, high = task.lr_range
+    values: dict[str, Any] = {"lr": trial.suggest_float("lr", low, high, log=True)}
+    for key, (a, b) in LOSSES[loss].search.items():
+        values[key] = trial.suggest_float(key, a, b, log=True)
+    for key, (first, last) in task.search.items():
+        values[key] = trial.suggest_int(key, first, last, log=True)
+    # Rounded, so that the stored values are exactly those of the run that was measured.
+    exact: dict[str, Any] = {key: rounded(value) for key, value in values.items()}
+    return dataclasses.replace(settings, **exact)
+
+
+def rounded(value: float) -> float:
+    """Three digits, which is more than a search can tell apart.
+
+    >>> rounded(0.0123456), rounded(512)
+    (0.0123, 512)
+    """
+    return value if isinstance(value, int) else float(f"{value:.3g}")
+
+
+def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+def open_study(name: str, loss: str, settings: Settings, seed: int, out: Path, storage: str | None) -> optuna.Study:
+    """The study of these settings, new or from the database; its name has a hash of the settings, as runs have."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if storage is None:
+        (out / name).mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{out / name / 'tune.db'}"
+    text = json.dumps([seed, dataclasses.asdict(settings)], sort_keys=True)
+    study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
+        try:
+            database = RDBStorage(
+                storage,
+                heartbeat_interval=HEARTBEAT,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+            )
+            study = optuna.create_study(storage=database, study_name=study_name, load_if_exists=True)
+        except (ValueError, OSError, optuna.exceptions.StorageInternalError) as error:
+            raise UserError(f"cannot open the study in {storage}: {error}") from error
+    # A sampler with the same seed as before would suggest the same first values again.
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
+    if not study.trials:  # start from what is known
+        known = open_values(name, loss)
+        study.enqueue_trial({"lr": known["lr"], **{key: known[key] for key in LOSSES[loss].search}})
+    return study
