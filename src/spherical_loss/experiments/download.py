@@ -127,8 +127,7 @@ class Resuming:
             try:
                 fetcher(url, file, caller)
             except requests.HTTPError as error:
-                if (
-                    error.response is None or error.response.status_code != 416
-                ):  # 416: there is no more, and pooch compares the hash
+                if error.response is None or error.response.status_code != 416:
                     raise
+                # 416: there is no more to fetch; pooch compares the hash.
         os.replace(self.partial, output_file)

@@ -74,6 +74,12 @@ def activation(kind: str, features: int, spatial: bool, last: bool = False) -> l
     return [nn.ReLU()]
 
 
+def pooled(pool: nn.MaxPool2d, modules: list[nn.Module]) -> list[nn.Module]:
+    """``modules`` and then max-pooling, with the same values sooner: the last one, the activation, does not decrease
+    anywhere, so it may come after the pooling, where fewer numbers are left."""
+    return [*modules[:-1], pool, modules[-1]]
+
+
 def perceptron(inputs: int, width: int, D: int, kind: str) -> Network:
     """Two hidden layers of ``width`` units."""
     trunk = nn.Sequential(
@@ -99,11 +105,9 @@ def mnist_network(width: int, D: int, kind: str) -> Network:
     maps = (width, 2 * width)
     trunk = nn.Sequential(
         nn.Conv2d(1, maps[0], 5, padding=2),
-        *activation(kind, maps[0], spatial=True),
-        nn.MaxPool2d(5, stride=2),  # 28 -> 12
+        *pooled(nn.MaxPool2d(5, stride=2), activation(kind, maps[0], spatial=True)),  # 28 -> 12
         nn.Conv2d(maps[0], maps[1], 5, padding=2),
-        *activation(kind, maps[1], spatial=True),
-        nn.MaxPool2d(5, stride=2),  # 12 -> 4
+        *pooled(nn.MaxPool2d(5, stride=2), activation(kind, maps[1], spatial=True)),  # 12 -> 4
         nn.Flatten(),
         nn.Linear(maps[1] * 4 * 4, 500),
         *activation(kind, 500, spatial=False, last=True),

@@ -125,9 +125,7 @@ def check_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"--device is {name!r}, which torch cannot use here ({reason}); use cpu, or cuda on such a machine"
-        ) from error
+        raise UserError(f"--device is {name!r}, which torch cannot use here ({reason}); cpu works everywhere") from error
 
 
 def check_loss(loss: str, settings: Settings) -> None:

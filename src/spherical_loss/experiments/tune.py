@@ -125,7 +125,10 @@ def open_study(name: str, loss: str, settings: Settings, seed: int, out: Path, s
             raise UserError(f"cannot open the study in {storage}: {error}") from error
     # A sampler with the same seed as before would suggest the same first values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
-    if not study.trials:  # start from what is known
+    if not study.trials:  # start from what is known, and rates around it
         known = open_values(name, loss)
-        study.enqueue_trial({"lr": known["lr"], **{key: known[key] for key in LOSSES[loss].search}})
+        low, high = TASKS[name].lr_range
+        for factor in (1, 3, 1 / 3, 10):
+            lr = min(max(factor * known["lr"], low), high)
+            study.enqueue_trial({"lr": lr, **{key: known[key] for key in LOSSES[loss].search}}, skip_if_exists=True)
     return study
