@@ -82,6 +82,13 @@ def _uncentered(s: Tensor, q: Tensor, mean: Tensor, D: int) -> tuple[Tensor, Ten
     return s + D * mean, q + mean * (2 * s + D * mean)
 
 
+def _sum(x: Tensor) -> Tensor:
+    """Sum over the classes: runs of 128 as they are, then those in float64. A long float32 sum would lose digits."""
+    runs, dtype = x.shape[1] // 128, statistics_dtype(x.device)
+    whole, rest = x[:, : runs * 128], x[:, runs * 128 :]
+    return whole.unflatten(1, (runs, 128)).sum(2).sum(1, dtype=dtype) + rest.sum(1, dtype=dtype)
+
+
 def _blocks(o: Tensor) -> Iterator[tuple[slice, slice]]:
     """Index ranges over N and M of blocks of ``o`` that stay in cache between two passes."""
     # 2^20 elements (4 MiB) was the fastest of 2^16 .. 2^20 on CPU; elsewhere a launch costs more than the memory.
@@ -114,7 +121,8 @@ class _DenseStatistics(torch.autograd.Function):
                 block = wide.copy_(block)
             mean = block.mean(1)
             centered = torch.sub(block, mean.unsqueeze(1), out=wide)
-            s[n, m], q[n, m] = _uncentered(centered.sum(1), torch.mul(centered, centered, out=wide).sum(1), mean, D)
+            total = _sum(centered)  # before they are squared in place
+            s[n, m], q[n, m] = _uncentered(total, _sum(torch.mul(centered, centered, out=wide)), mean, D)
         return s, q, o.gather(1, target.unsqueeze(1)).squeeze(1).to(s.dtype)
 
     @staticmethod

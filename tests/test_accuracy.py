@@ -1,0 +1,39 @@
+"""The error against float64 is no larger than that of the naive formula in the same dtype."""
+
+import pytest
+import torch
+
+from .cases import CASES
+from .oracle import expected
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+NAMES = ["taylor", "taylor-kernel", "spherical", "spherical-kernel", "quadratic", "squared-error", "bound-fixed", "z", "cosine"]
+
+
+def outputs(D, dtype, scale, shift):
+    o = scale * torch.randn(4, D, generator=torch.Generator().manual_seed(D)) + shift
+    return o.to(dtype), torch.randint(D, (4,), generator=torch.Generator().manual_seed(D + 1))
+
+
+def value_and_gradient(loss, o, target):
+    o = o.detach().requires_grad_()
+    value = loss(o, target)
+    return value.double().detach(), torch.autograd.grad(value.sum(), o)[0].double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (10.0, 0.0), (0.1, 3.0)])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_worse_than_naive(name, scale, shift, dtype):
+    case = CASES[name]
+    for D in (10, 1000, 50_000):
+        o, target = outputs(D, dtype, scale, shift)
+        # only its last digit is the loss's own: the exact answer in the dtype of the answer is the most one can ask
+        exact = value_and_gradient(lambda x, t: expected(case.oracle, x, t, reduction="none"), o.double(), target)
+        naive = value_and_gradient(lambda x, t: expected(case.oracle, x, t, reduction="none"), o, target)
+        ours = value_and_gradient(case.make(reduction="none"), o, target)
+        rounding = (torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
+        for what, mine, theirs, right, eps in zip(("value", "gradient"), ours, naive, exact, rounding, strict=True):
+            error, allowed = (mine - right).abs().max(), (theirs - right).abs().max().nan_to_num(torch.inf)
+            last_digit = eps * right.abs().max()
+            assert error <= max(allowed, last_digit), f"{what} at D={D}: {error:.3g} > {allowed:.3g} and {last_digit:.3g}"

@@ -1,0 +1,176 @@
+"""The kernel: blocks, memory, no waiting for the device, and the logits overwritten by their gradient."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import spherical_loss as sl
+from spherical_loss.statistics import dense_statistics
+
+from .cases import data, every_loss, every_member
+from .oracle import expected
+
+# (N, D, M): many rows of one block, several blocks, one row over many blocks of columns, one row above the block size
+SHAPES = [(7, 5, 1), (50, 50_000, 1), (3, 100, 10_000), (2, 300_000, 5), (2, 1_500_000, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_blocks_cover_everything(shape, dtype):
+    N, D, M = shape
+    o = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    target = torch.randint(D, (N, M), generator=torch.Generator().manual_seed(1))
+    exact = o.detach().double()
+    s, q, o_c = dense_statistics(o, target)
+    torch.testing.assert_close(s, exact.sum(1), rtol=0, atol=1e-7 * float(exact.abs().sum(1).max()))
+    torch.testing.assert_close(q, exact.square().sum(1), rtol=1e-6, atol=0)
+    assert torch.equal(o_c, exact.gather(1, target.unsqueeze(1)).squeeze(1))
+    assert {x.dtype for x in (s, q, o_c)} == {torch.float64}
+    g_s, g_q, g_c = torch.randn(3, N, M, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    (grad,) = torch.autograd.grad((s, q, o_c), o, (g_s, g_q, g_c))
+    wanted = g_s.unsqueeze(1) + 2 * g_q.unsqueeze(1) * exact
+    wanted.scatter_add_(1, target.unsqueeze(1), g_c.unsqueeze(1))
+    resolution = max(torch.finfo(dtype).eps, 1e-6)
+    torch.testing.assert_close(grad.double(), wanted, rtol=resolution, atol=resolution)
+
+
+def test_equal_outputs_have_no_spread():
+    """In float32, 1000 * 0.1 and 1000 * 0.1^2 are rounded; what q - s^2 / D leaves must not look like a spread."""
+    for D in (10, 1000, 10_007):
+        o = torch.full((2, D), 0.1, requires_grad=True)
+        loss = sl.ZLoss(1, 0)(o, torch.tensor([0, 1]))
+        torch.testing.assert_close(loss, torch.tensor(2.0).log())
+        assert torch.equal(torch.autograd.grad(loss, o)[0], torch.zeros(2, D))
+
+
+def test_from_logits_takes_any_batch_shape():
+    o, _ = data(2, 3, 4, 5)
+    target = torch.randint(5, (2, 3, 4))
+    statistics = sl.Statistics.from_logits(o, target)
+    torch.testing.assert_close(statistics.s, o.sum(-1))
+    torch.testing.assert_close(statistics.q, o.square().sum(-1))
+    assert torch.equal(statistics.o_c, o.gather(-1, target.unsqueeze(-1)).squeeze(-1))
+    assert (statistics.D, statistics.target_weight) == (5, None)
+    assert statistics.target is target
+
+
+class Allocations(TorchDispatchMode):
+    """Counts new storages of at least ``size`` bytes among the outputs of all operations."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.large, self.operations = size, [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        result = func(*args, **kwargs)
+        self.operations.append(str(func))
+        for x in tree_leaves(result):
+            if not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() in known:
+                continue
+            if x.untyped_storage().nbytes() >= self.size:
+                self.large.append((str(func), tuple(x.shape)))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@every_member
+def test_memory_is_the_gradient_and_nothing_else(case, dtype):
+    o, target = data(256, 20_000, dtype=dtype)
+    o.requires_grad_()
+    with Allocations(o.numel() * o.element_size() // 2) as allocations:
+        case.make()(o, target).backward()
+    assert [name for name, _ in allocations.large] == ["aten.empty_like.default"]
+    assert o.grad.shape == o.shape
+
+
+@every_member
+def test_overwriting_needs_no_memory(case):
+    o, target = data(256, 20_000, dtype=torch.float32)
+    o.requires_grad_()
+    with Allocations(o.numel() * o.element_size() // 2) as allocations:
+        case.make(overwrite_logits=True)(o * 1.0, target).backward()
+    assert [name for name, _ in allocations.large] == ["aten.mul.Tensor"] * 2  # o * 1.0 itself, and its backward
+
+
+@every_loss
+def test_values_are_not_looked_at(case):
+    """No operation that waits for the device, forward or backward, for logits and targets that are in order."""
+    for shape in ((8, 5), (4, 5, 3), (40, 500)):
+        o, target = data(*shape, dtype=torch.float32)
+        o.requires_grad_()
+        for options in ({}, {"label_smoothing": 0.1}, {"weight": torch.ones(shape[1])}):
+            with Allocations(1) as seen:
+                case.make(**options)(o, target).backward()
+            assert seen.operations
+            waiting = [
+                x for x in seen.operations if any(name in x for name in ("_local_scalar_dense", "nonzero", "is_nonzero"))
+            ]
+            assert waiting == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@every_member
+def test_overwriting_gives_the_same_gradient(case, dtype):
+    for shape in ((5,), (6, 5), (2, 5, 3), (30, 1000)):
+        o, target = data(*shape, dtype=dtype)
+        x, kept = o.clone().requires_grad_(), o.clone().requires_grad_()
+        loss, wanted = case.make(overwrite_logits=True)(x, target), sl.SphericalLoss.forward(case.make(), kept, target)
+        assert torch.equal(loss, wanted)
+        assert torch.equal(x, o)  # untouched until the way back
+        (grad,), (grad_wanted,) = torch.autograd.grad(loss, x), torch.autograd.grad(wanted, kept)
+        assert torch.equal(grad, grad_wanted)
+        assert grad.data_ptr() == x.data_ptr()
+
+
+def test_overwriting_cannot_be_differentiated_twice():
+    o, target = data(6, 5)
+    loss = sl.TaylorSoftmaxLoss(overwrite_logits=True)
+    with pytest.raises(RuntimeError, match=r"overwrite_logits=True.*create_graph"):
+        torch.autograd.grad(loss(o.requires_grad_(), target), o, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"overwrite_logits=True.*create_graph"):
+        torch.func.grad(loss)(o.detach(), target)
+    with pytest.raises(RuntimeError, match=r"overwrite_logits=True.*vmap"):
+        torch.vmap(loss)(o.detach().reshape(6, 1, 5), target.reshape(6, 1))
+
+
+def test_overwriting_is_caught_where_the_logits_are_still_needed():
+    o, target = data(6, 5)
+    o.requires_grad_()
+    logits = o * 2
+    penalty = logits.square().sum()  # saved the logits, and goes back after the loss
+    loss = sl.TaylorSoftmaxLoss(overwrite_logits=True)(logits, target)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        penalty.backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # a second time, the logits are gone
+
+
+def test_overwriting_works_with_class_indices_only():
+    o, _ = data(6, 5)
+    y = torch.softmax(o, 1)
+    with pytest.raises(ValueError, match=r"overwrite_logits=True works with class indices only"):
+        sl.TaylorSoftmaxLoss(overwrite_logits=True)(o, y)
+    with pytest.raises(ValueError, match=r"overwrite_logits=True needs.*label_smoothing \(0.1\)"):
+        sl.TaylorSoftmaxLoss(overwrite_logits=True, label_smoothing=0.1)
+
+
+def test_overwriting_in_training_updates_as_without():
+    o, target = data(6, 4)
+    for options in ({}, {"ignore_index": 1}, {"reduction": "sum", "weight": torch.linspace(1, 2, 4, dtype=torch.float64)}):
+        grads = []
+        for overwrite in (False, True):
+            torch.manual_seed(0)
+            layer = torch.nn.Linear(4, 4, dtype=torch.float64)
+            sl.TaylorSoftmaxLoss(overwrite_logits=overwrite, **options)(layer(o), target).backward()
+            grads.append(layer.weight.grad)
+        torch.testing.assert_close(*grads)
+        weight = layer.weight.detach().requires_grad_()
+        logits = o @ weight.T + layer.bias.detach()
+        wanted = expected(
+            lambda x: -torch.log((1 + x + x * x / 2) / (1 + x + x * x / 2).sum(-1, keepdim=True)), logits, target, **options
+        )
+        torch.testing.assert_close(grads[1], torch.autograd.grad(wanted, weight)[0])
