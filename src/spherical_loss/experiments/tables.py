@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from spherical_loss.experiments.losses import LOSSES
@@ -161,7 +162,8 @@ def rich_table(console: Console, title: str, headings: list[str], rows: list[lis
     for row in rows:
         table.add_row(*row)
     dropped = next((heading for heading in DROPPED_FIRST if heading in headings), None)
-    if dropped is None or console.measure(table).maximum <= console.width:
+    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    if dropped is None or wanted <= console.width:
         return table
     keep = [i for i, heading in enumerate(headings) if heading != dropped]
     return rich_table(console, title, [headings[i] for i in keep], [[row[i] for i in keep] for row in rows])

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import sklearn.datasets
 import torch
 
 from spherical_loss import Loss
@@ -58,6 +57,8 @@ def open_values(task: str, loss: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def digits_data() -> data.TrainTest:
     """scikit-learn's 1,797 digits of 8 x 8; there is no official test set, so the last fifth stands for one."""
+    import sklearn.datasets  # a second, which only this task should cost
+
     bunch = sklearn.datasets.load_digits()
     images, labels = bunch.images[..., None].astype(np.uint8), bunch.target.astype(np.uint8)
     return data.TrainTest(data.Pixels(images[:1437], labels[:1437]), data.Pixels(images[1437:], labels[1437:]))
@@ -68,15 +69,20 @@ def load_digits(settings: ImageSettings, seed: int) -> Splits:
 
 
 def load_mnist(settings: ImageSettings, seed: int) -> Splits:
-    return split_images(data.read_mnist(data.data_folder()), 10, settings.split, 10_000, seed)
+    """50,000, 10,000 and 10,000 images: a sixth of the official training set validates."""
+    images = data.read_mnist(data.data_folder())
+    return split_images(images, 10, settings.split, len(images.train.labels) // 6, seed)
 
 
 def load_cifar10(settings: ImageSettings, seed: int) -> Splits:
-    return split_images(data.read_cifar10(data.data_folder()), 10, settings.split, 5_000, seed, flip=True)
+    """45,000, 5,000 and 10,000 images: a tenth of the official training set validates."""
+    images = data.read_cifar10(data.data_folder())
+    return split_images(images, 10, settings.split, len(images.train.labels) // 10, seed, flip=True)
 
 
 def load_cifar100(settings: ImageSettings, seed: int) -> Splits:
-    return split_images(data.read_cifar100(data.data_folder()), 100, settings.split, 5_000, seed, flip=True)
+    images = data.read_cifar100(data.data_folder())
+    return split_images(images, 100, settings.split, len(images.train.labels) // 10, seed, flip=True)
 
 
 def digits_network(settings: ImageSettings, train: Images, loss: Loss) -> Network:

@@ -17,7 +17,8 @@ from spherical_loss.experiments.runs import to_json, write_atomically
 TUNED = Path(__file__).with_name("tuned.json")
 
 
-def read_tuned(path: Path = TUNED) -> dict[str, Any]:
+def read_tuned(path: Path | None = None) -> dict[str, Any]:
+    path = path or TUNED
     if not path.exists():
         return {}
     try:
@@ -26,7 +27,7 @@ def read_tuned(path: Path = TUNED) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}); delete it, and make it again with 'spherical-loss tune'") from error
 
 
-def tuned_values(task: str, loss: str, path: Path = TUNED) -> dict[str, float]:
+def tuned_values(task: str, loss: str, path: Path | None = None) -> dict[str, float]:
     """The tuned settings of ``loss`` on ``task``; none if it was never tuned.
 
     >>> tuned_values("no such task", "taylor")
@@ -35,9 +36,9 @@ def tuned_values(task: str, loss: str, path: Path = TUNED) -> dict[str, float]:
     return read_tuned(path).get(task, {}).get(loss, {}).get("values", {})
 
 
-def store_tuned(task: str, loss: str, values: dict[str, float], found: dict[str, Any], path: Path = TUNED) -> None:
+def store_tuned(task: str, loss: str, values: dict[str, float], found: dict[str, Any], path: Path | None = None) -> None:
     """Put the values of one task and loss in the file, in the order of the alphabet."""
     tuned = read_tuned(path)
     tuned.setdefault(task, {})[loss] = {"values": values, "found": found}
     ordered = {name: dict(sorted(tuned[name].items())) for name in sorted(tuned)}
-    write_atomically(path, to_json(ordered))
+    write_atomically(path or TUNED, to_json(ordered))
