@@ -255,12 +255,11 @@ class SphericalLoss(Loss):
         return reduced(torch.where(counted, smoothed, 0.0), importance, self.reduction).to(widened(o.dtype))
 
     def _reduce(self, losses: Tensor, counted: Tensor, classes: Tensor) -> Tensor:
-        importance = (
-            counted.to(losses.dtype)
-            if self.weight is None
-            else torch.where(counted, self.weight.to(losses.dtype)[classes], 0.0)
-        )
-        return reduced(torch.where(counted, losses, 0.0) * importance, importance, self.reduction)
+        losses = torch.where(counted, losses, 0.0)
+        if self.weight is None:
+            return reduced(losses, counted, self.reduction)
+        importance = torch.where(counted, self.weight.to(losses.dtype)[classes], 0.0)
+        return reduced(losses * importance, importance, self.reduction)
 
 
 def reduced(losses: Tensor, importance: Tensor | None, reduction: str) -> Tensor:

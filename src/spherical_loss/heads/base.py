@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,8 +34,8 @@ class Head(nn.Module, ABC):
         in_features: d, the size of a hidden vector.
         num_classes: D.
         bias: whether there is an output bias.
-        init: ``"he"`` for weights of standard deviation ``sqrt(2 / d)``, or ``"zero"`` (with which the spherical softmax and the
-            Z-loss need a bias that is not zero; see :meth:`set_bias`). The bias starts at zero.
+        init: ``"he"`` for weights of standard deviation ``sqrt(2 / d)``, or ``"zero"`` (with which the spherical softmax and
+            the Z-loss need a bias that is not zero; see :meth:`set_bias`). The bias starts at zero.
         ignore_index: targets with this value are marked as ignored in the statistics.
 
     >>> import torch
@@ -46,12 +47,16 @@ class Head(nn.Module, ABC):
     (torch.Size([]), torch.Size([4, 5]))
     """
 
-    def __init__(self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100) -> None:
+    def __init__(
+        self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100
+    ) -> None:
         super().__init__()
         if in_features < 1 or num_classes < 1:
             raise ValueError(f"in_features is {in_features} and num_classes is {num_classes}, but both must be at least 1")
         if init not in INITS:
-            raise ValueError(f"init {init!r} is not known; use one of {', '.join(INITS)}, or Head.from_linear for given weights")
+            raise ValueError(
+                f"init {init!r} is not known; use one of {', '.join(INITS)}, or Head.from_linear for given weights"
+            )
         self.in_features = in_features
         self.num_classes = num_classes
         self.ignore_index = ignore_index
@@ -98,7 +103,9 @@ class Head(nn.Module, ABC):
         classes = marked.clamp_min(0).reshape(-1, 1 if target_weight is None else target.shape[-1])
         s, q, o_c = self.statistics(hidden.reshape(-1, self.in_features), classes)
         batch = hidden.shape[:-1]
-        return Statistics(s.reshape(batch), q.reshape(batch), o_c.reshape(target.shape), self.num_classes, marked, target_weight)
+        return Statistics(
+            s.reshape(batch), q.reshape(batch), o_c.reshape(target.shape), self.num_classes, marked, target_weight
+        )
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
@@ -151,19 +158,25 @@ class Head(nn.Module, ABC):
         if not hidden.is_floating_point():
             raise TypeError(f"hidden is {hidden.dtype}, but must be floating point")
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-            raise TypeError(f"target is {target.dtype}, but a head takes class indices (int64); give K classes per example with target_weight")
+            raise TypeError(
+                f"target is {target.dtype}, but a head takes class indices (int64); target_weight gives K of them weights"
+            )
         batch = hidden.shape[:-1]
         if target_weight is None and target.shape != batch:
-            raise ValueError(f"target has shape {tuple(target.shape)}, but hidden of shape {tuple(hidden.shape)} needs {tuple(batch)}")
+            raise ValueError(
+                f"target has shape {tuple(target.shape)}, but hidden of shape {tuple(hidden.shape)} needs {tuple(batch)}"
+            )
         if target_weight is not None and (target.shape[:-1] != batch or target_weight.shape != target.shape):
             raise ValueError(
-                f"target and target_weight have shapes {tuple(target.shape)} and {tuple(target_weight.shape)}, but hidden of shape "
-                f"{tuple(hidden.shape)} needs both to be {(*batch, 'K')}"
+                f"target and target_weight have shapes {tuple(target.shape)} and {tuple(target_weight.shape)}, but hidden of "
+                f"shape {tuple(hidden.shape)} needs both to be {(*batch, 'K')}"
             )
-        if target.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere looking at values would wait
-            bad = ((target < 0) | (target >= self.num_classes)) & (target != self.ignore_index)
-            if bad.any():
-                raise IndexError(out_of_range(target, self.num_classes, self.ignore_index, "the outputs of this head"))
+        if target.device.type == "cpu" and target.numel() and not torch.compiler.is_compiling():
+            least, largest = target.aminmax()  # elsewhere than on the CPU, looking at values would wait for the device
+            if least < 0 or largest >= self.num_classes:
+                bad = ((target < 0) | (target >= self.num_classes)) & (target != self.ignore_index)
+                if bad.any():
+                    raise IndexError(out_of_range(target, self.num_classes, self.ignore_index, "the outputs of this head"))
 
     def _check_bias(self, bias: Tensor) -> None:
         if self.bias is None:
@@ -174,6 +187,11 @@ class Head(nn.Module, ABC):
     def _check_weight(self, weight: Tensor) -> None:
         if weight.shape != (self.num_classes, self.in_features):
             raise ValueError(f"weight has shape {tuple(weight.shape)}, but must be {(self.num_classes, self.in_features)}")
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Products in the dtype of their factors: ``q`` needs float32 even where autocast runs the trunk in bfloat16."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def he_std(in_features: int) -> float:

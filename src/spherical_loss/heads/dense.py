@@ -15,7 +15,9 @@ from spherical_loss.statistics import dense_statistics, widened
 class ParameterHead(Head):
     """A head whose weight (D, d) and bias (D,) are ordinary parameters, for any optimizer."""
 
-    def __init__(self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100) -> None:
+    def __init__(
+        self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100
+    ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
         self.weight = nn.Parameter(torch.zeros(num_classes, in_features))
         self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None

@@ -7,15 +7,16 @@ The representation. With the bias as one more column of W, and the hidden vector
 
     W = V U + 1 w0^T,      and beside it     Q = W^T W,      w = W^T 1.
 
-An SGD step multiplies every row of W by the same d x d matrix B, which goes into U, and changes the rows of the batch's targets,
-which go into V through ``U^-1``. V is D x d in float32; all else is small and float64.
+An SGD step multiplies every row of W by the same d x d matrix B, which goes into U, and changes the rows of the batch's
+targets, which go into V through ``U^-1``. V is D x d in float32; all else is small, and float64 where errors would add up.
 
-Frames. B shrinks some directions, so the condition number of U grows exponentially with the steps, and what is written through
-``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a row is a product of contractions and always stable.
-So U covers only the steps since a recent moment, the start of a frame. When its condition could pass ``MAX_CONDITION``, the
-frame is closed: U becomes the identity, and a row last written in frame k is read as ``V_row past[k] U``, with ``past[k]`` the
-product of all that came after that frame. A row moves to the present frame when it is written, at the price of one d x d product.
-After ``MAX_FRAMES`` frames all rows are brought up to date at once (:meth:`FactoredHead.refactor`).
+Frames. B shrinks some directions, so the condition number of U grows exponentially with the steps, and what is written
+through ``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a row is a product of contractions and
+always stable. So U covers only the steps since a recent moment, the start of a frame. When its condition could pass
+``MAX_CONDITION``, the frame is closed: U becomes the identity, and a row last written in frame k is read as
+``V_row past[k] U``, with ``past[k]`` the product of all that came after that frame. A row moves to the present frame when it is
+written, at the price of one d x d product. After ``MAX_FRAMES`` frames all rows are brought up to date at once
+(:meth:`FactoredHead.refactor`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.heads.base import CHUNK, Head, he_std
+from spherical_loss.heads.base import CHUNK, Head, full_precision, he_std
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.statistics import statistics_dtype
 
@@ -43,15 +45,17 @@ class Backward(NamedTuple):
     g_s: Tensor  # (N,)
     g_q: Tensor  # (N,)
     g_c: Tensor  # (N, K)
-    classes: Tensor  # (N, K)
+    unique: Tensor  # the classes that occur
+    inverse: Tensor  # (N, K) where each target stands among them
 
 
 class FactoredHead(Head):
     """An output layer of any number of classes with an exact SGD step of its own, in O(N d^2); see :class:`FactoredSGD`.
 
-    Memory: the D x d weights (float32) and O(d^2 + N d); no second D x d buffer at any time. ``loss.backward()`` sends the gradient to
-    the hidden vectors and leaves the rest for ``FactoredSGD.step()``. In ``eval()`` mode nothing is left. The head has no
-    parameters, so the trunk's optimizer does not see it. Elementwise adaptive methods such as Adam cannot be exact in this form.
+    Memory: the D x d weights (float32) and O(d^2 + N d); no second D x d buffer at any time. ``loss.backward()`` sends the
+    gradient to the hidden vectors and leaves the rest for ``FactoredSGD.step()``. In ``eval()`` mode nothing is left. The head
+    has no parameters, so the trunk's optimizer does not see it. Elementwise adaptive methods such as Adam cannot be exact in
+    this form.
 
     ``weight`` and ``bias`` compute dense values, D x d of them: for export and tests.
 
@@ -81,24 +85,25 @@ class FactoredHead(Head):
     w: Tensor
     frame: Tensor
     past: Tensor
-    log_condition: Tensor
 
-    def __init__(self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100) -> None:
+    def __init__(
+        self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100
+    ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
-        d = in_features + bias
+        d = -(-(in_features + bias) // 8) * 8  # empty columns up to a multiple of 8: products are some 10% faster
         self.has_bias = bias
         precise = statistics_dtype(torch.empty(0).device)
         self.register_buffer("V", torch.zeros(num_classes, d))
         self.register_buffer("U", torch.eye(d, dtype=precise))
-        self.register_buffer("U_inverse", torch.eye(d, dtype=precise))
+        self.register_buffer("U_inverse", torch.eye(d))
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("Q", torch.zeros(d, d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.register_buffer("frame", torch.zeros(num_classes, dtype=torch.int16))
         self.register_buffer("past", torch.zeros(0, d, d))
-        self.register_buffer("log_condition", torch.zeros((), dtype=precise))
-        self.backwards: list[Backward] = []
-        self.steps = 0  # since construction: tells a backward pass whose forward came before the last step
+        self.log_condition = 0.0  # an upper bound of the log of the condition number of U
+        self.steps = 0
+        self.backwards: list[Backward] = []  # since the last step
         if init == "he":
             for rows in self._row_chunks():
                 self.V[rows, :in_features] = torch.randn(self.V[rows, :in_features].shape) * he_std(in_features)
@@ -116,37 +121,36 @@ class FactoredHead(Head):
         return X @ self.w.to(X.dtype), torch.linalg.vecdot(X, X @ self.Q.to(X.dtype))
 
     def extended(self, H: Tensor) -> Tensor:
-        """Hidden vectors with the column of ones that stands for the bias."""
-        X = H.to(self.V.dtype)
-        return torch.cat([X, X.new_ones(X.shape[0], 1)], 1) if self.has_bias else X
+        """Hidden vectors with the column of ones that stands for the bias, and the empty columns."""
+        X = F.pad(H.to(self.V.dtype), (0, self.V.shape[1] - self.in_features))
+        if self.has_bias:
+            X[:, self.in_features] = 1
+        return X
 
-    def brought_up(self, rows: Tensor, frames: Tensor, transforms: Tensor | None = None) -> Tensor:
-        """Rows of V in the coordinates of the present frame (or multiplied by ``transforms[k]``), as a new tensor."""
-        transforms = self.past if transforms is None else transforms
-        rows = rows.clone()
-        for k in frames.unique().tolist():
-            if k < len(transforms):
-                stale = (frames == k).nonzero().squeeze(1)
-                rows[stale] = rows[stale] @ transforms[k]
-        return rows
+    def present(self, classes: Tensor | slice) -> Tensor:
+        """Rows of V in the coordinates of the present frame, as a new tensor."""
+        rows = self.V[classes]
+        if len(self.past) == 0:
+            return rows
+        rows = rows.clone() if isinstance(classes, slice) else rows
+        return _transformed(rows, self.frame[classes], self.past)
 
     def rows(self, classes: Tensor | slice) -> Tensor:
-        """Dense rows of ``[W b]``."""
-        U, w0 = self.U.to(self.V.dtype), self.w0.to(self.V.dtype)
-        return torch.addmm(w0, self.brought_up(self.V[classes], self.frame[classes]), U)
+        """Dense rows of W, with the bias and the empty columns."""
+        return torch.addmm(self.w0.to(self.V.dtype), self.present(classes), self.U.to(self.V.dtype))
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
+    def weight(self) -> Tensor:
         dense = torch.empty(self.num_classes, self.in_features, dtype=self.V.dtype, device=self.V.device)
         for rows in self._row_chunks():
             dense[rows] = self.rows(rows)[:, : self.in_features]
         return dense
 
     @property
-    def bias(self) -> Tensor | None:  # type: ignore[override]
+    def bias(self) -> Tensor | None:
         if not self.has_bias:
             return None
-        return torch.cat([self.rows(rows)[:, -1] for rows in self._row_chunks()])
+        return torch.cat([self.rows(rows)[:, self.in_features] for rows in self._row_chunks()])
 
     @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
@@ -182,7 +186,7 @@ class FactoredHead(Head):
     def set_bias(self, bias: Tensor) -> None:
         self._check_bias(bias)
         self.refactor()
-        self.V[:, -1] = bias.to(self.V.dtype)
+        self.V[:, self.in_features] = bias.to(self.V.dtype)
         self.refactor()
 
     @torch.no_grad()
@@ -202,7 +206,7 @@ class FactoredHead(Head):
         self.w.zero_()
         for rows in self._row_chunks():
             if not settled:
-                self.V[rows] = self.brought_up(self.V[rows], self.frame[rows], transforms).add_(w0)
+                _transformed(self.V[rows], self.frame[rows], transforms).add_(w0)
             self.Q += gram_matrix(self.V[rows])
             self.w += self.V[rows].sum(0)
         self.past = self.past[:0]
@@ -213,7 +217,7 @@ class FactoredHead(Head):
     def _reset_frame(self) -> None:
         for U in (self.U, self.U_inverse):
             U.zero_().fill_diagonal_(1)
-        self.log_condition.zero_()
+        self.log_condition = 0.0
 
     def _row_chunks(self) -> Iterator[slice]:
         size = max(1, CHUNK // self.V.shape[1])
@@ -222,11 +226,18 @@ class FactoredHead(Head):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """``.to(dtype)`` concerns V and the frames; the small state stays as precise as it is."""
-        small = {name: getattr(self, name).dtype for name in ("U", "U_inverse", "w0", "Q", "w", "log_condition")}
+        small = {name: getattr(self, name).dtype for name in ("U", "w0", "Q", "w")}
         super()._apply(fn, recurse)
         for name, dtype in small.items():
             setattr(self, name, getattr(self, name).to(dtype))
         return self
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.log_condition, self.steps], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.log_condition, self.steps = float(state[0]), int(state[1])
+        self.backwards.clear()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         past = state_dict.get(prefix + "past")
@@ -235,33 +246,52 @@ class FactoredHead(Head):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def _transformed(rows: Tensor, frames: Tensor, transforms: Tensor) -> Tensor:
+    """Multiply, in place, each row by the transform of its frame; rows of frames beyond those are left as they are."""
+    present = frames.unique().tolist()
+    if len(present) == 1 and present[0] < len(transforms):
+        return rows.copy_(rows @ transforms[present[0]])
+    for k in present:
+        if k < len(transforms):
+            stale = (frames == k).nonzero().squeeze(1)
+            rows[stale] = rows[stale] @ transforms[k]
+    return rows
+
+
+def weighted_sum(g: Tensor, rows: Tensor) -> Tensor:
+    """``sum_k g_nk rows_nk``, (N, d); one target per example is by far the most common case."""
+    return g * rows.squeeze(1) if g.shape[1] == 1 else torch.einsum("nk,nkd->nd", g, rows)
+
+
 class _FactoredStatistics(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, H: Tensor, anchor: Tensor, head: FactoredHead, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.autocast(H.device.type, enabled=False):
+        with full_precision(H.device):
             X = head.extended(H)
             HQ = X @ head.Q.to(X.dtype)
             unique, inverse = classes.unique(return_inverse=True)
             W_c = head.rows(unique)[inverse]
             s, q = X @ head.w.to(X.dtype), torch.linalg.vecdot(X, HQ)
-            o_c = torch.einsum("nkd,nd->nk", W_c, X)
-        ctx.save_for_backward(X, HQ, W_c, classes)
+            o_c = (W_c * X.unsqueeze(1)).sum(2)
+        ctx.save_for_backward(X, HQ, W_c, unique, inverse)
         ctx.head, ctx.steps, ctx.dtype = head, head.steps, H.dtype
         precise = statistics_dtype(H.device)
         return s.to(precise), q.to(precise), o_c.to(precise)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
-        X, HQ, W_c, classes = ctx.saved_tensors
+        X, HQ, W_c, unique, inverse = ctx.saved_tensors
         head: FactoredHead = ctx.head
         if head.steps != ctx.steps:
-            raise RuntimeError("the head took a step between this forward pass and its backward pass; run the forward pass again")
+            raise RuntimeError(
+                "the head took a step between this forward pass and its backward pass; run the forward pass again"
+            )
         g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
-        with torch.autocast(X.device.type, enabled=False):
-            P = torch.einsum("nk,nkd->nd", g_c, W_c)
+        with full_precision(X.device):
+            P = weighted_sum(g_c, W_c)
             Y = torch.addcmul(P, HQ, 2 * g_q.unsqueeze(1))
             if head.training:
-                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, classes))
+                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse))
             grad_H = torch.addr(Y, g_s, head.w.to(X.dtype))[:, : head.in_features].to(ctx.dtype)
         return grad_H, None, None, None

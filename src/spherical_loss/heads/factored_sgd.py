@@ -4,8 +4,8 @@ Dense SGD, with the bias as a column of W, weight decay l and ``r = 1 - lr l``, 
 
     W <- r W - lr (W A + 1 a^T + Delta),     A = 2 H^T diag(g_q) H,    a = H^T g_s,    Delta = g_c h^T in the target rows.
 
-Let ``S = (2 lr / r) diag(g_q)``, ``A' = H^T S H`` and ``B = I - A'``; R are the rows of Delta that are not zero, one per class u
-that occurs, and ``delta = 1^T Delta``. Then
+Let ``S = (2 lr / r) diag(g_q)``, ``A' = H^T S H`` and ``B = I - A'``; R are the rows of Delta that are not zero, one per class
+u that occurs, and ``delta = 1^T Delta``. Then
 
     U  <- r U B                         U^-1 <- B^-1 U^-1 / r
     w0 <- r B w0 - lr a                 V_u  <- V_u - lr R U^-1        (with the new U)
@@ -27,13 +27,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead
+from spherical_loss.heads.base import full_precision
+from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead, weighted_sum
 
 LARGE_STEP = 0.25  # norm of A' from which a frame is closed rather than B inverted
-SERIES_ERROR = 1e-7  # of the inverse of B, relative
-REINVERT = 512  # steps after which U^-1 is computed from U again, so that its rounding errors do not add up
+POLISH = 16  # steps after which a Newton step squares the error of U^-1 away, so that it does not add up
+SERIES_ERROR = 1e-5 / POLISH  # of the inverse of B, relative
 
 
 class FactoredSGD(torch.optim.Optimizer):
@@ -51,7 +53,9 @@ class FactoredSGD(torch.optim.Optimizer):
 
     def __init__(self, head: FactoredHead, lr: float, weight_decay: float = 0.0, max_grad_norm: float | None = None) -> None:
         if not isinstance(head, FactoredHead):
-            raise TypeError(f"FactoredSGD trains a FactoredHead, not {type(head).__name__}; use torch.optim for ordinary parameters")
+            raise TypeError(
+                f"FactoredSGD trains a FactoredHead, not {type(head).__name__}; use torch.optim for ordinary parameters"
+            )
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr is {lr}, but must be finite and not negative")
         if not 0 <= weight_decay < math.inf:
@@ -68,17 +72,16 @@ class FactoredSGD(torch.optim.Optimizer):
     def grad_norm(self) -> Tensor:
         """The norm of the dense gradient of weights and bias, exactly: for clipping together with the trunk's."""
         batch = self._batch()
-        _, R, _ = _target_rows(batch)
-        return _grad_norm(self.head, batch, R)
+        return _grad_norm(self.head, batch, _target_rows(batch))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         value = None
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
         batch, group = self._batch(), self.param_groups[0]
-        with torch.autocast(batch.H.device.type, enabled=False):
+        with full_precision(batch.H.device):
             _step(self.head, batch, float(group["lr"]), group["weight_decay"], group["max_grad_norm"])
         return value
 
@@ -86,139 +89,161 @@ class FactoredSGD(torch.optim.Optimizer):
         batches = self.head.backwards
         if not batches:
             raise RuntimeError(
-                "FactoredSGD.step() found no gradient: call loss(head(hidden, target)).backward() since the last zero_grad() or step(), "
-                "with the head in train() mode"
+                "FactoredSGD found no gradient: call loss(head(hidden, target)).backward() after the last zero_grad() or "
+                "step(), with the head in train() mode"
             )
-        if len(batches) == 1:
-            return batches[0]
-        K = max(b.classes.shape[1] for b in batches)  # a missing target is class 0 with gradient 0
-        padded = [b._replace(g_c=_padded(b.g_c, K), classes=_padded(b.classes, K)) for b in batches]
-        return Backward(*(torch.cat(parts) for parts in zip(*padded, strict=True)))
+        return batches[0] if len(batches) == 1 else _joined(batches)
 
 
-def _padded(x: Tensor, K: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, K - x.shape[1]))
+def _joined(batches: list[Backward]) -> Backward:
+    """Several backward passes as one; a missing target is any class, with gradient 0."""
+    K = max(b.g_c.shape[1] for b in batches)
+    classes = torch.cat([F.pad(b.unique[b.inverse], (0, K - b.g_c.shape[1])) for b in batches])
+    unique, inverse = classes.unique(return_inverse=True)
+    g_c = torch.cat([F.pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
+    H, Y, P, g_s, g_q = (torch.cat(parts) for parts in zip(*(b[:5] for b in batches), strict=True))
+    return Backward(H, Y, P, g_s, g_q, g_c, unique, inverse)
 
 
-def _target_rows(batch: Backward) -> tuple[Tensor, Tensor, Tensor]:
-    """The classes that occur, their rows R of Delta, and for each target the index of its row."""
-    unique, inverse = batch.classes.unique(return_inverse=True)
-    R = batch.H.new_zeros(len(unique), batch.H.shape[1])
-    for k in range(batch.classes.shape[1]):
-        R.index_add_(0, inverse[:, k], batch.g_c[:, k : k + 1] * batch.H)
-    return unique, R, inverse
+def _target_rows(batch: Backward) -> Tensor:
+    """R: the rows of Delta that are not zero, one for each class that occurs."""
+    R = batch.H.new_zeros(len(batch.unique), batch.H.shape[1])
+    for k in range(batch.g_c.shape[1]):
+        R.index_add_(0, batch.inverse[:, k], batch.g_c[:, k : k + 1] * batch.H)
+    return R
 
 
 def _grad_norm(head: FactoredHead, batch: Backward, R: Tensor) -> Tensor:
     """``||W A + 1 a^T + Delta||``, from ``sum(H A * (2 g_q H Q + 2 P)) + D a.a + R.R + 2 a.(A w) + 2 a.delta``."""
-    H, Y, P, g_s, g_q, *_ = batch
-    scaled = 2 * g_q.unsqueeze(1) * H
-    HA = H @ (H.T @ scaled) if len(H) >= H.shape[1] // 2 else (H @ H.T) @ scaled
-    H64, w = H.to(head.w.dtype), head.w
-    a, delta = H64.T @ g_s.to(w.dtype), R.to(w.dtype).sum(0)
-    Aw = scaled.to(w.dtype).T @ (H64 @ w)
-    square = (HA * (Y + P)).sum(dtype=w.dtype) + R.to(w.dtype).square().sum() + a @ (head.num_classes * a + 2 * Aw + 2 * delta)
-    return square.clamp_min(0).sqrt()
+    H, Y, P, g_s, g_q = batch[:5]
+    times_A = _RightProduct(H, 2 * g_q)
+    a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0, dtype=head.w.dtype)
+    (Aw,) = times_A.vectors(head.w)
+    square = (times_A(H) * (Y + P)).sum(dtype=a.dtype) + R.square().sum(dtype=a.dtype)
+    return (square + a @ (head.num_classes * a + 2 * Aw + 2 * delta)).clamp_min(0).sqrt()
 
 
 class _RightProduct:
-    """``X -> X A'`` for ``A' = H^T S H``, through d x d or N x N, whichever is smaller; and the Neumann series of ``I - A'``."""
+    """``X -> X A'`` for ``A' = H^T S H``, through d x d or N x N, whichever is smaller; and the inverse of ``B = I - A'``."""
 
     def __init__(self, H: Tensor, S: Tensor) -> None:
         N, d = H.shape
-        self.H, self.SH, self.wide = H, S.unsqueeze(1) * H, 2 * N >= d
-        self.core = H.T @ self.SH if self.wide else self.SH @ H.T  # A', or the N x N matrix with the same non-zero spectrum
-        self.norm = float((self.core * self.core.T).sum().clamp_min(0).sqrt())  # Frobenius norm of A', an upper bound of its largest eigenvalue
+        self.H, self.SH, self.wide = H, S.unsqueeze(1) * H, d <= 2 * N
+        self.core = H.T @ self.SH if self.wide else self.SH @ H.T  # A', or the N x N matrix with the same eigenvalues
 
     def __call__(self, X: Tensor) -> Tensor:
         return X @ self.core if self.wide else (X @ self.H.T) @ self.SH
 
-    def inverse_increment(self, M: Tensor) -> Tensor:
-        """``B^-1 M - M``, that is ``(A' + A'^2 + ...) M``; needs ``norm < 1``."""
-        terms = max(1, math.ceil(math.log(SERIES_ERROR) / math.log(self.norm))) if self.norm > 0 else 1
+    def vectors(self, *vs: Tensor) -> list[Tensor]:
+        """``A' v`` for each v, in the precision of v."""
+        if self.wide:
+            A = self.core.to(vs[0].dtype)
+            return [A @ v for v in vs]
+        H, SH = self.H.to(vs[0].dtype), self.SH.to(vs[0].dtype)
+        return [SH.T @ (H @ v) for v in vs]
+
+    def norm(self) -> float:
+        """Frobenius norm of A', an upper bound of its largest eigenvalue, and close to it where one direction dominates."""
+        if self.wide:
+            return float(torch.linalg.vector_norm(self.core))
+        square = float((self.core * self.core.T).sum())
+        return math.sqrt(max(0.0, square)) if math.isfinite(square) else math.nan
+
+    def inverse_increment(self, M: Tensor, terms: int) -> Tensor:
+        """``B^-1 M - M`` as ``(A' + A'^2 + ... ) M``, with at least this many terms."""
         series = _geometric(self.core, terms)
         if self.wide:
-            return series @ M  # A' + ... + A'^terms
-        # H^T (I + C + C^2 + ...) S H with C = S H H^T: one power less inside.
-        right = self.SH @ M
-        return self.H.T @ (right + series @ right)
+            return series @ M
+        right = self.SH @ M  # A' + A'^2 + ... = H^T (I + C + C^2 + ...) S H with the N x N matrix C = S H H^T
+        return self.H.T @ torch.addmm(right, series, right)
 
 
 def _geometric(C: Tensor, terms: int) -> Tensor:
     """``C + C^2 + ... + C^n`` with n a power of two >= terms, by doubling: ``G_2n = G_n + C^n G_n``."""
-    G, power, n = C, C, 1
+    if terms == 1:
+        return C
+    power = C @ C
+    G, n = C + power, 2
     while n < terms:
-        G = G + power @ G
+        G = torch.addmm(G, power, G)
         n *= 2
         if n < terms:
             power = power @ power
     return G
 
 
-def _check_invertible(product: _RightProduct, lr: float) -> None:
-    if product.norm < 0.9:
-        return
-    eigenvalues = torch.linalg.eigvals(product.core.double()).real
+def _check_invertible(times_A: _RightProduct, lr: float) -> None:
+    eigenvalues = torch.linalg.eigvals(times_A.core.double()).real
     nearest = float(eigenvalues[(1 - eigenvalues).abs().argmin()])
     if abs(1 - nearest) < 1e-6:
-        raise ValueError(f"lr={lr} makes I - lr A singular (lr A has the eigenvalue {nearest:.8f}), so that the step would erase a direction of W; use a smaller lr")
+        raise ValueError(
+            f"lr={lr} makes I - lr A singular (lr A has the eigenvalue {nearest:.8f}): the step would erase a direction of W; "
+            "use a smaller lr"
+        )
 
 
 def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, max_grad_norm: float | None) -> None:
     r = 1 - lr * weight_decay
     if r <= 0:
-        raise ValueError(f"lr * weight_decay is {lr * weight_decay}, but must be below 1: the weights would vanish or change sign")
-    unique, R, inverse = _target_rows(batch)
+        raise ValueError(f"lr * weight_decay is {lr * weight_decay}, but must be below 1: the weights would vanish or flip")
+    R = _target_rows(batch)
+    H, Y, P, g_s, g_q, g_c, unique, inverse = batch
     if max_grad_norm is not None:
-        scale = float((max_grad_norm / (_grad_norm(head, batch, R) + 1e-6)).clamp_max(1))
-        R = R * scale
-        batch = batch._replace(Y=batch.Y * scale, P=batch.P * scale, g_s=batch.g_s * scale, g_q=batch.g_q * scale, g_c=batch.g_c * scale)
-    H, Y, P, g_s, g_q, g_c, _ = batch
-    dtype, precise = head.V.dtype, head.Q.dtype
+        scale = (max_grad_norm / (_grad_norm(head, batch, R) + 1e-6)).clamp_max(1).to(R.dtype)
+        Y, P, g_s, g_q, g_c, R = (x * scale for x in (Y, P, g_s, g_q, g_c, R))
     D = head.num_classes
 
+    # All that is new is computed first, and written only if it is finite.
     times_A = _RightProduct(H, (2 * lr / r) * g_q)
-    if not math.isfinite(times_A.norm):
-        _raise_not_finite(batch)
-    _check_invertible(times_A, lr)
+    X = torch.sub(Y, times_A(Y + P), alpha=0.5).mul_(r * lr).add_(weighted_sum(g_c, R[inverse]), alpha=-(lr**2) / 2)
+    HX = H.T @ X
+    a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0).to(head.w.dtype)
+    norm = times_A.norm()
+    if not math.isfinite(norm + float(HX.sum() + a.sum())):
+        raise FloatingPointError(_not_finite(batch))
+    if norm > 0.9:  # below, every eigenvalue of I - lr A is positive
+        _check_invertible(times_A, lr)
 
-    # Q: the products in float32, the vectors and the sum in float64.
-    R_c = torch.einsum("nk,nkd->nd", g_c, R[inverse])
-    X = (Y - times_A(Y + P) / 2).mul_(r * lr).add_(R_c, alpha=-(lr**2) / 2)
-    HX = (H.T @ X).to(precise)
-    a, delta = H.to(precise).T @ g_s.to(precise), R.to(precise).sum(0)
-
-    def times_B(v: Tensor) -> Tensor:
-        return v - times_A.SH.to(precise).T @ (H.to(precise) @ v)
-
-    rBw = r * times_B(head.w)
-    outer = torch.outer(a, lr**2 * (D / 2 * a + delta) - lr * rBw) - HX
-    Q = r**2 * head.Q + outer + outer.T
-    if not math.isfinite(float(Q.sum())):
-        _raise_not_finite(batch)
-
-    head.Q = Q
-    head.w = rBw - D * lr * a - lr * delta
-    head.w0 = r * times_B(head.w0) - lr * a
-    head.U = r * (head.U - times_A(head.U.to(dtype)))
-    head.log_condition += math.inf if times_A.norm >= LARGE_STEP else 2 * math.atanh(times_A.norm)
+    Aw, Aw0 = times_A.vectors(head.w, head.w0)
+    rBw = r * (head.w - Aw)
+    v = lr**2 * (D / 2 * a + delta) - lr * rBw
+    _scaled(head.Q, r**2).sub_(HX + HX.T).addr_(a, v).addr_(v, a)
+    head.w = rBw - lr * (D * a + delta)
+    head.w0 = r * (head.w0 - Aw0) - lr * a
+    _scaled(head.U.sub_(times_A(head.U.to(H.dtype))), r)
+    head.steps += 1
+    head.log_condition += 2 * math.atanh(norm) if norm < LARGE_STEP else math.inf
     if head.log_condition > math.log(MAX_CONDITION):
         head.close_frame()
-    elif head.steps % REINVERT == 0:
-        head.U_inverse = torch.linalg.inv(head.U)
     else:
-        head.U_inverse = (head.U_inverse + times_A.inverse_increment(head.U_inverse.to(dtype))) / r
+        _update_inverse(head, times_A, norm, r)
 
-    rows = head.brought_up(head.V[unique], head.frame[unique])
-    head.V[unique] = rows.addmm_(R, head.U_inverse.to(dtype), alpha=-lr)
-    head.frame[unique] = len(head.past)
-    head.steps += 1
+    head.V[unique] = head.present(unique).addmm_(R, head.U_inverse, alpha=-lr)
+    if len(head.past) > 0:
+        head.frame[unique] = len(head.past)
     head.backwards.clear()
     if len(head.past) >= MAX_FRAMES:
         head.refactor()
 
 
-def _raise_not_finite(batch: Backward) -> None:
-    names = {"hidden vectors": batch.H, "gradients of s": batch.g_s, "gradients of q": batch.g_q, "gradients of o_c": batch.g_c}
-    bad = [name for name, x in names.items() if not bool(x.isfinite().all())] or ["the updated Gram matrix"]
-    raise FloatingPointError(f"NaN or infinity in {', '.join(bad)}: the head was left as it was; call zero_grad() and skip this batch, or lower lr")
+def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float, r: float) -> None:
+    """``U^-1 <- B^-1 U^-1 / r``; t terms of the series leave an error of ``norm^(t + 1)``."""
+    terms = 1 if norm == 0 else math.ceil(math.log(SERIES_ERROR) / math.log(norm)) - 1
+    _scaled(head.U_inverse.add_(times_A.inverse_increment(head.U_inverse, max(1, terms))), 1 / r)
+    if head.steps % POLISH == 0:
+        residual = torch.eye(len(head.U), dtype=head.U_inverse.dtype, device=head.U.device)
+        residual.addmm_(head.U.to(head.U_inverse.dtype), head.U_inverse, alpha=-1)
+        head.U_inverse.addmm_(head.U_inverse.clone(), residual)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x.mul_(factor)
+
+
+def _not_finite(batch: Backward) -> str:
+    names = {"the hidden vectors": batch.H, "g_s": batch.g_s, "g_q": batch.g_q, "g_c": batch.g_c}
+    bad = [name for name, x in names.items() if not bool(x.isfinite().all())] or ["the update"]
+    return (
+        f"NaN or infinity in {' and '.join(bad)}: the head was left as it was; "
+        "call zero_grad() and skip this batch, or lower the learning rate"
+    )

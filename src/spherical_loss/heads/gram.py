@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spherical_loss.heads.base import CHUNK
+from spherical_loss.heads.base import CHUNK, full_precision
 from spherical_loss.heads.dense import ParameterHead
 from spherical_loss.statistics import statistics_dtype, widened
 
@@ -65,11 +65,9 @@ class GramHead(ParameterHead):
 
 class _GramStatistics(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, H: Tensor, W: Tensor, b: Tensor | None, classes: Tensor, form: str
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, H: Tensor, W: Tensor, b: Tensor | None, classes: Tensor, form: str) -> tuple[Tensor, Tensor, Tensor]:
         dtype = widened(W.dtype)
-        with torch.autocast(H.device.type, enabled=False):  # q needs float32 products even where the trunk runs in bfloat16
+        with full_precision(H.device):
             X = H.to(dtype)
             HQ = X @ gram_matrix(W) if form == "gram" else _through_logits(X, W)
             w = W.sum(0, dtype=dtype)
@@ -85,13 +83,13 @@ class _GramStatistics(torch.autograd.Function):
         return s.to(precise), q.to(precise), o_c.to(precise)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
         H, W, b, classes, HQ, w, u = ctx.saved_tensors
         dtype = widened(W.dtype)
         g_s, g_q, g_c = g_s.to(dtype), 2 * g_q.to(dtype), g_c.to(dtype)
         grad_H = grad_W = grad_b = None
-        with torch.autocast(H.device.type, enabled=False):
+        with full_precision(H.device):
             X = H.to(dtype)
             if ctx.needs_input_grad[0]:
                 grad_H = torch.einsum("nk,nkd->nd", g_c, W[classes].to(dtype))
