@@ -78,7 +78,7 @@ def test_functional_form_is_the_module(case):
     D=st.integers(2, 6),
     rest=st.lists(st.integers(1, 3), max_size=2),
     scale=st.sampled_from([1e-3, 1.0, 30.0]),
-    shift=st.sampled_from([0.0, -5.0, 40.0]),
+    shift=st.sampled_from([0.0, -5.0, 3.0]),
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=15, deadline=None, derandomize=True)

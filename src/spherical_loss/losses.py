@@ -151,6 +151,8 @@ class QuadraticSoftmaxLoss(_QuadraticLikelihood):
             raise ValueError(
                 f"a1 + a2 x + a3 x^2 is not positive everywhere: 4 a1 a3 is {4 * a1 * a3:g}, but must be > a2^2 = {a2**2:g}"
             )
+        if not (math.isfinite(a1) and math.isfinite(a2) and math.isfinite(a3)):
+            raise ValueError(f"a1, a2, a3 are {a1}, {a2}, {a3}, but must be finite")
         self.a1, self.a2, self.a3 = float(a1), float(a2), float(a3)
 
     def extra_repr(self) -> str:
