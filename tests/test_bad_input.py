@@ -30,6 +30,26 @@ def test_target_out_of_range(case, shape, bad):
 
 
 @every_loss
+def test_target_out_of_range_under_vmap(case):
+    """torch's own message, since values cannot be looked at."""
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        torch.vmap(case.make())(torch.randn(3, 2, 5), torch.tensor([[0, 1], [2, 7], [1, 1]]))
+
+
+@every_member
+def test_ignored_examples_have_no_gradient(case):
+    """Not even where the formula has no derivative, as the cosine at zero."""
+    o, target = data(6, 5)
+    o[2], target[2] = 0.0, -100
+    o.requires_grad_()
+    (grad,) = torch.autograd.grad(case.make()(o, target), o)
+    assert torch.equal(grad[2], torch.zeros(5, dtype=torch.float64))
+    assert grad.isfinite().all()
+    (grad,) = torch.autograd.grad(case.make()(sl.Statistics.from_logits(o, target.clamp_min(0))._replace(target=target)), o)
+    assert torch.equal(grad[2], torch.zeros(5, dtype=torch.float64))
+
+
+@every_loss
 def test_a_negative_target_is_fine_as_the_ignore_index(case):
     o, target = data(6, 5)
     target[0] = -1
@@ -75,7 +95,7 @@ def test_wrong_shape_of_classes(case, logits, targets, expected):
 
 @every_loss
 def test_one_example_without_batch_has_a_scalar_target(case):
-    """torch lets a target of shape (1,) pass, and answers with a loss of shape (1,) or (), by the reduction."""
+    """Stricter than torch, which lets a target of shape (1,) pass."""
     with pytest.raises(ValueError, match=r"class indices of shape \(1,\) do not fit logits of shape \(5,\): expected \(\)"):
         case.make()(torch.randn(5), torch.tensor([0]))
 

@@ -176,19 +176,16 @@ class SphericalLoss(Loss):
         dtype = widened(input.dtype)
         N, D, M = (1, *input.shape, 1) if input.dim() == 1 else (*input.shape[:2], math.prod(input.shape[2:]))
         flat = target.reshape(N, M)
-        counted = torch.where(flat == self.ignore_index, 0, flat)
+        counted = flat != self.ignore_index
+        classes = torch.where(counted, flat, 0)
         s, q, o_c = explained(
-            lambda: dense_statistics(input.reshape(N, D, M), counted, self.overwrite_logits),
+            lambda: dense_statistics(input.reshape(N, D, M), classes, self.overwrite_logits),
             input,
             target,
             self.ignore_index,
         )
-        losses = self.formula(s, q, o_c, D)
-        return (
-            self._reduce(losses, flat != self.ignore_index, counted)
-            .to(dtype)
-            .reshape(target.shape if self.reduction == "none" else ())
-        )
+        losses = self._reduce(self._counted_losses(s, q, o_c, D, counted), counted, classes).to(dtype)
+        return losses.reshape(target.shape if self.reduction == "none" else ())
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
         if not self.is_likelihood:
@@ -226,13 +223,13 @@ class SphericalLoss(Loss):
         counted = (target >= 0) & (target != self.ignore_index)
         classes = torch.where(counted, target, 0)
         if target_weight is None:
-            return self._reduce(self.formula(s, q, o_c, D), counted, classes).to(dtype)
+            return self._reduce(self._counted_losses(s, q, o_c, D, counted), counted, classes).to(dtype)
         # K targets per example: class probabilities of which only K are not zero, and reduced as those are.
         share = torch.where(counted, target_weight.to(precise), 0.0)
         if self.weight is not None:
             share = share * self.weight.to(precise)[classes]
-        losses = self.formula(s.unsqueeze(-1), q.unsqueeze(-1), o_c, D)
-        return reduced((torch.where(counted, losses, 0.0) * share).sum(-1), None, self.reduction).to(dtype)
+        losses = self._counted_losses(s.unsqueeze(-1), q.unsqueeze(-1), o_c, D, counted)
+        return reduced((losses * share).sum(-1), None, self.reduction).to(dtype)
 
     def _of_all_classes(self, o: Tensor, target: Tensor) -> Tensor:
         """Class probabilities and label smoothing: the expected loss, which needs the loss of every class."""
@@ -254,8 +251,12 @@ class SphericalLoss(Loss):
         importance = torch.where(counted, per_class[classes], 0.0)
         return reduced(torch.where(counted, smoothed, 0.0), importance, self.reduction).to(widened(o.dtype))
 
+    def _counted_losses(self, s: Tensor, q: Tensor, o_c: Tensor, D: int, counted: Tensor) -> Tensor:
+        """The formula where ``counted``, else 0. What is ignored is replaced before, too: 0 times an infinite slope is nan."""
+        s, q, o_c = (torch.where(counted, x, 1.0) for x in (s, q, o_c))  # the statistics of a one-hot output
+        return torch.where(counted, self.formula(s, q, o_c, D), 0.0)
+
     def _reduce(self, losses: Tensor, counted: Tensor, classes: Tensor) -> Tensor:
-        losses = torch.where(counted, losses, 0.0)
         if self.weight is None:
             return reduced(losses, counted, self.reduction)
         importance = torch.where(counted, self.weight.to(losses.dtype)[classes], 0.0)
@@ -288,7 +289,11 @@ def explained(compute: Callable[[], tuple[Tensor, ...] | Tensor], o: Tensor, tar
     except (IndexError, RuntimeError) as error:
         if "out of bounds" not in str(error):
             raise
-        raise IndexError(out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}")) from error
+        try:
+            message = out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}")
+        except RuntimeError:  # under vmap, values cannot be looked at
+            raise error from None
+        raise IndexError(message) from error
 
 
 def out_of_range(target: Tensor, D: int, ignore_index: int, where: str) -> str:
