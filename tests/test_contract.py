@@ -89,6 +89,17 @@ def test_hessians_agree(case):
         torch.testing.assert_close(transform(lambda x: loss(x, target))(o), wanted, rtol=1e-5, atol=1e-6)
 
 
+@every_loss
+def test_third_derivatives(case):
+    o, target = data(1, 4)
+
+    def second(x):
+        (first,) = torch.autograd.grad(case.make()(x, target), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x, create_graph=True)[0]
+
+    assert gradcheck(second, o.requires_grad_())
+
+
 @pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5), (6, 2, 5, 3)], ids=str)
 @every_loss
 def test_vmap(case, shape):

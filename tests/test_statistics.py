@@ -174,3 +174,12 @@ def test_overwriting_in_training_updates_as_without():
             lambda x: -torch.log((1 + x + x * x / 2) / (1 + x + x * x / 2).sum(-1, keepdim=True)), logits, target, **options
         )
         torch.testing.assert_close(grads[1], torch.autograd.grad(wanted, weight)[0])
+
+
+def test_overwriting_when_compiled_is_the_same_gradient_elsewhere():
+    torch.compiler.reset()
+    o, target = data(6, 5)
+    x = o.clone().requires_grad_()
+    torch.compile(sl.SquaredErrorLoss(overwrite_logits=True), fullgraph=True, backend="aot_eager")(x, target).backward()
+    assert torch.equal(x, o)
+    torch.testing.assert_close(x.grad, 2 * (o - torch.nn.functional.one_hot(target, 5)) / 6)
