@@ -19,7 +19,9 @@ def result(error: float, nll: float | None, epochs: int = 5) -> dict:
 
 
 def results(**errors: list[float]):
-    runs = [(Run("mnist", loss, i, Settings(lr=0.1)), result(e, 10 * e)) for loss, es in errors.items() for i, e in enumerate(es)]
+    runs = [
+        (Run("mnist", loss, i, Settings(lr=0.1)), result(e, 10 * e)) for loss, es in errors.items() for i, e in enumerate(es)
+    ]
     return collect(runs)
 
 

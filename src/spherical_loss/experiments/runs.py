@@ -149,7 +149,7 @@ class RunFolder:
             try:
                 state = torch.load(path, weights_only=True)
             except Exception as error:  # torch raises many kinds for a damaged file
-                raise UserError(f"{path} is damaged ({error}); delete it to start this run again") from error
+                raise UserError(f"{path} is damaged: torch cannot load it; delete it to start this run again") from error
         history = [] if state is None else state["history"]
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history).encode())
         return state
