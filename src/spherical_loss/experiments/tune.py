@@ -11,6 +11,8 @@ import hashlib
 import json
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
 from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.losses import LOSSES
@@ -50,7 +53,8 @@ def tune(
     check(settings)
     check_loss(loss, settings)
     task = TASKS[name]
-    study = open_study(name, loss, settings, seed, out, storage)
+    with database_errors(storage):
+        study = open_study(name, loss, settings, seed, out, storage)
 
     def objective(trial: optuna.Trial) -> float:
         run = Run(name, loss, seed, resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss)))
@@ -61,7 +65,7 @@ def tune(
         return result["valid"]["loss"] if value is None else value
 
     missing = trials - len(finished_trials(study))
-    with make_reporter(console, max(0, missing), quiet) as reporter:
+    with database_errors(storage), make_reporter(console, max(0, missing), quiet) as reporter:
         while len(finished_trials(study)) < trials:
             study.optimize(objective, n_trials=1)
     best = study.best_trial
@@ -76,6 +80,17 @@ def tune(
     }
     store_tuned(name, loss, values, found, store)
     return values
+
+
+@contextmanager
+def database_errors(storage: str | None) -> Iterator[None]:
+    """What goes wrong with the database becomes a message; the runs themselves are kept in any case."""
+    try:
+        yield
+    except (ImportError, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        where = storage or "the SQLite file"
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the study's database, {where}, cannot be used: {reason}; see --storage") from error
 
 
 def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) -> Settings:
@@ -114,15 +129,9 @@ def open_study(name: str, loss: str, settings: Settings, seed: int, out: Path, s
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
-        try:
-            database = RDBStorage(
-                storage,
-                heartbeat_interval=HEARTBEAT,
-                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
-            )
-            study = optuna.create_study(storage=database, study_name=study_name, load_if_exists=True)
-        except (ValueError, OSError, optuna.exceptions.StorageInternalError) as error:
-            raise UserError(f"cannot open the study in {storage}: {error}") from error
+        retry = RetryHeartbeatStaleTrialCallback()
+        database = RDBStorage(storage, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry)
+        study = optuna.create_study(storage=database, study_name=study_name, load_if_exists=True)
     # A sampler with the same seed as before would suggest the same first values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
     if not study.trials:  # start from what is known, and rates around it
