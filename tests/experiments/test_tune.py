@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from spherical_loss.experiments import cli, compare, tune, tuned
 from spherical_loss.experiments.tasks import TASKS
 
-SMALL = ("--epochs", "1", "--batch-size", "200", "--quiet")
+SMALL = ("--epochs", "1", "--batch-size", "200", "--runs", "1", "--quiet")
 
 
 def tune_digits(folder: Path, loss: str, trials: int, *options: str) -> int:
@@ -29,7 +29,7 @@ def study(folder: Path, loss: str):
     import dataclasses
 
     settings = dataclasses.replace(TASKS["digits"].settings, epochs=1, batch_size=200)
-    return tune.open_study("digits", loss, settings, 0, folder / "runs", None)
+    return tune.open_study("digits", loss, settings, 1, 0, folder / "runs", None)
 
 
 def test_the_best_trial_is_stored(tmp_path: Path) -> None:
@@ -39,9 +39,22 @@ def test_the_best_trial_is_stored(tmp_path: Path) -> None:
     best = min(trials, key=lambda trial: trial.value)
     assert stored["values"] == {key: tune.rounded(value) for key, value in best.params.items()}
     assert set(stored["values"]) == {"lr", "eps"}
-    assert stored["found"] == {"monitor": "loss", "best": best.value, "trials": 6, "epochs": 1}
+    assert stored["found"] == {"monitor": "loss", "best": best.value, "trials": 6, "runs": 1, "epochs": 1}
     # the first is the known rate, and no run was made twice
     assert len(list((tmp_path / "runs/digits").glob("spherical-*/result.json"))) == 6
+
+
+def test_a_trial_may_be_several_runs(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "softmax", 2, "--runs", "3") == 0
+    found = json.loads((tmp_path / "tuned.json").read_text())["digits"]["softmax"]
+    best = {}
+    for path in (tmp_path / "runs/digits").glob("softmax-*/result.json"):
+        lr = json.loads((path.parent / "config.json").read_text())["settings"]["lr"]
+        best.setdefault(lr, []).append(json.loads(path.read_text())["valid"]["loss"])
+    assert {len(values) for values in best.values()} == {3}
+    means = {lr: sum(values) / 3 for lr, values in best.items()}
+    assert found["found"]["best"] == pytest.approx(min(means.values()))
+    assert found["values"]["lr"] == min(means, key=means.get)
 
 
 def test_the_same_command_continues(tmp_path: Path) -> None:

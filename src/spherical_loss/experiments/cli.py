@@ -87,6 +87,8 @@ class Tune:
     """Which loss, of: mse, softmax, abs, spherical, taylor, z, bound."""
     trials: int = 20
     """Trials that the study has in the end."""
+    runs: int = 3
+    """Runs per trial, of which the mean counts."""
     seed: int = 0
     """Seed of the trials' runs and of the search."""
     out: Path = Path("runs")
@@ -108,11 +110,14 @@ def tune(arguments: Sequence[str], console: Console) -> None:
     choose("loss", options.loss, LOSSES)
     if options.trials < 1:
         raise UsageError(f"--trials is {options.trials}, but must be at least 1")
+    if options.runs < 1:
+        raise UsageError(f"--runs is {options.runs}, but must be at least 1")
     values = search(
         name,
         options.loss,
         options.settings,
         options.trials,
+        options.runs,
         options.seed,
         options.out,
         options.storage,

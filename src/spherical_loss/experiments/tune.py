@@ -38,6 +38,7 @@ def tune(
     loss: str,
     settings: Settings,
     trials: int,
+    runs: int,
     seed: int,
     out: Path,
     storage: str | None,
@@ -47,25 +48,29 @@ def tune(
 ) -> dict[str, float]:
     """Search until the study has ``trials`` finished trials; put the best values in ``store`` and return them.
 
-    Every trial is a run of its own with the first seed, judged by its best validation (``settings.monitor``); a trial that
-    diverges counts as infinitely bad. The test set has no say.
+    A trial is ``runs`` runs with the seeds from ``seed`` on, judged by the mean of their best validations
+    (``settings.monitor``); a trial of which any run diverges counts as infinitely bad, since a single lucky seed likes the
+    largest rate that does not quite diverge. The test set has no say.
     """
     check(settings)
     check_loss(loss, settings)
     task = TASKS[name]
     with database_errors(storage):
-        study = open_study(name, loss, settings, seed, out, storage)
+        study = open_study(name, loss, settings, runs, seed, out, storage)
 
     def objective(trial: optuna.Trial) -> float:
-        run = Run(name, loss, seed, resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss)))
-        result = train(run, out, reporter)
-        if result["status"] == "diverged":
-            return math.inf
-        value = result["valid"][settings.monitor]
-        return result["valid"]["loss"] if value is None else value
+        filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss))
+        values = []
+        for i in range(runs):
+            result = train(Run(name, loss, seed + i, filled), out, reporter)
+            if result["status"] == "diverged":
+                return math.inf
+            value = result["valid"][settings.monitor]
+            values.append(result["valid"]["loss"] if value is None else value)
+        return sum(values) / runs
 
     missing = trials - len(finished_trials(study))
-    with database_errors(storage), make_reporter(console, max(0, missing), quiet) as reporter:
+    with database_errors(storage), make_reporter(console, max(0, missing) * runs, quiet) as reporter:
         while len(finished_trials(study)) < trials:
             study.optimize(objective, n_trials=1)
     best = study.best_trial
@@ -76,6 +81,7 @@ def tune(
         "monitor": settings.monitor,
         "best": best.value,
         "trials": len(finished_trials(study)),
+        "runs": runs,
         "epochs": settings.epochs,
     }
     store_tuned(name, loss, values, found, store)
@@ -119,13 +125,13 @@ def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
-def open_study(name: str, loss: str, settings: Settings, seed: int, out: Path, storage: str | None) -> optuna.Study:
+def open_study(name: str, loss: str, settings: Settings, runs: int, seed: int, out: Path, storage: str | None) -> optuna.Study:
     """The study of these settings, new or from the database; its name has a hash of the settings, as runs have."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if storage is None:
         (out / name).mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{out / name / 'tune.db'}"
-    text = json.dumps([seed, dataclasses.asdict(settings)], sort_keys=True)
+    text = json.dumps([seed, runs, dataclasses.asdict(settings)], sort_keys=True)
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
