@@ -1,10 +1,12 @@
 """Softmax alternatives of the spherical family for PyTorch.
 
-Losses: :mod:`spherical_loss.losses` (modules), :mod:`spherical_loss.functional` (functions).
+Losses: :mod:`spherical_loss.losses` (modules), :mod:`spherical_loss.functional` (functions). Output layers that never compute
+the logits: :mod:`spherical_loss.heads`.
 """
 
 from spherical_loss import functional
 from spherical_loss.base import Loss, SphericalLoss
+from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
 from spherical_loss.losses import (
     AbsSoftmaxLoss,
     QuadraticSoftmaxLoss,
@@ -19,6 +21,11 @@ from spherical_loss.statistics import Statistics
 
 __all__ = [
     "AbsSoftmaxLoss",
+    "DenseHead",
+    "FactoredHead",
+    "FactoredSGD",
+    "GramHead",
+    "Head",
     "Loss",
     "QuadraticSoftmaxLoss",
     "SoftmaxBoundLoss",

@@ -303,7 +303,8 @@ class ZLoss(SphericalLoss):
         mean = s / D
         variance = q / D - mean**2
         # Where the outputs are in fact equal, rounding leaves a variance of some 1e-16 q / D (1e-7 without float64).
-        equal = variance <= 8 * torch.finfo(q.dtype).eps * q / D
+        # One class is always equal to itself, even where a head computes q in float32.
+        equal = (variance <= 8 * torch.finfo(q.dtype).eps * q / D) | (D == 1)
         z_c = torch.where(equal, 0.0, (o_c - mean) / torch.where(equal, 1.0, variance).sqrt())
         return F.softplus(self.a * (self.b - z_c)) / self.a
 

@@ -16,5 +16,6 @@ from spherical_loss.heads.dense import DenseHead
 from spherical_loss.heads.factored import FactoredHead
 from spherical_loss.heads.factored_sgd import FactoredSGD
 from spherical_loss.heads.gram import GramHead, Plan
+from spherical_loss.heads.retrieval import FaissIndex
 
-__all__ = ["DenseHead", "FactoredHead", "FactoredSGD", "GramHead", "Head", "Plan", "TopK"]
+__all__ = ["DenseHead", "FactoredHead", "FactoredSGD", "FaissIndex", "GramHead", "Head", "Plan", "TopK"]

@@ -79,6 +79,10 @@ class Head(nn.Module, ABC):
         """Logits of ``rows`` classes at a time: (first class, (N, rows)), without gradient."""
 
     @abstractmethod
+    def dense_rows(self, rows: slice) -> Tensor:
+        """``[W b]`` of these classes, (rows, d) or (rows, d + 1), without gradient."""
+
+    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """All outputs, ``(..., D)``."""
 
@@ -192,6 +196,14 @@ class Head(nn.Module, ABC):
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Products in the dtype of their factors: ``q`` needs float32 even where autocast runs the trunk in bfloat16."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def target_rows(H: Tensor, g_c: Tensor, inverse: Tensor, n: int) -> Tensor:
+    """The rows of ``sum g_c h^T`` that are not zero, (n, d): the gradients ``g_c`` (N, K) go to the rows ``inverse`` (N, K)."""
+    R = H.new_zeros(n, H.shape[1])
+    for k in range(g_c.shape[1]):
+        R.index_add_(0, inverse[:, k], g_c[:, k : k + 1] * H)
+    return R
 
 
 def he_std(in_features: int) -> float:

@@ -38,6 +38,11 @@ class ParameterHead(Head):
         self.bias.copy_(bias)
 
     @torch.no_grad()
+    def dense_rows(self, rows: slice) -> Tensor:
+        weight = self.weight[rows]
+        return weight.clone() if self.bias is None else torch.cat([weight, self.bias[rows].unsqueeze(1)], 1)
+
+    @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         for start in range(0, self.num_classes, rows):
             chunk = slice(start, start + rows)

@@ -139,6 +139,10 @@ class FactoredHead(Head):
         """Dense rows of W, with the bias and the empty columns."""
         return torch.addmm(self.w0.to(self.V.dtype), self.present(classes), self.U.to(self.V.dtype))
 
+    @torch.no_grad()
+    def dense_rows(self, rows: slice) -> Tensor:
+        return self.rows(rows)[:, : self.in_features + self.has_bias]
+
     @property
     def weight(self) -> Tensor:
         dense = torch.empty(self.num_classes, self.in_features, dtype=self.V.dtype, device=self.V.device)
@@ -226,10 +230,13 @@ class FactoredHead(Head):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """``.to(dtype)`` concerns V and the frames; the small state stays as precise as it is."""
+        before = self.V.dtype
         small = {name: getattr(self, name).dtype for name in ("U", "w0", "Q", "w")}
         super()._apply(fn, recurse)
         for name, dtype in small.items():
             setattr(self, name, getattr(self, name).to(dtype))
+        if self.V.dtype != before:
+            self.refactor()  # Q and w belong to the rounded V
         return self
 
     def get_extra_state(self) -> Tensor:

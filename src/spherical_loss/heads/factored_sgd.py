@@ -30,12 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.heads.base import full_precision
+from spherical_loss.heads.base import full_precision, target_rows
 from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead, weighted_sum
 
 LARGE_STEP = 0.25  # norm of A' from which a frame is closed rather than B inverted
 POLISH = 16  # steps after which a Newton step squares the error of U^-1 away, so that it does not add up
-SERIES_ERROR = 1e-5 / POLISH  # of the inverse of B, relative
+SERIES_ERROR = 5  # of the inverse of B, relative, in units of the rounding error of its dtype
 
 
 class FactoredSGD(torch.optim.Optimizer):
@@ -107,10 +107,7 @@ def _joined(batches: list[Backward]) -> Backward:
 
 def _target_rows(batch: Backward) -> Tensor:
     """R: the rows of Delta that are not zero, one for each class that occurs."""
-    R = batch.H.new_zeros(len(batch.unique), batch.H.shape[1])
-    for k in range(batch.g_c.shape[1]):
-        R.index_add_(0, batch.inverse[:, k], batch.g_c[:, k : k + 1] * batch.H)
-    return R
+    return target_rows(batch.H, batch.g_c, batch.inverse, len(batch.unique))
 
 
 def _grad_norm(head: FactoredHead, batch: Backward, R: Tensor) -> Tensor:
@@ -228,7 +225,8 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
 
 def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float, r: float) -> None:
     """``U^-1 <- B^-1 U^-1 / r``; t terms of the series leave an error of ``norm^(t + 1)``."""
-    terms = 1 if norm == 0 else math.ceil(math.log(SERIES_ERROR) / math.log(norm)) - 1
+    error = SERIES_ERROR * torch.finfo(head.U_inverse.dtype).eps
+    terms = 1 if norm == 0 else math.ceil(math.log(error) / math.log(norm)) - 1
     _scaled(head.U_inverse.add_(times_A.inverse_increment(head.U_inverse, max(1, terms))), 1 / r)
     if head.steps % POLISH == 0:
         residual = torch.eye(len(head.U), dtype=head.U_inverse.dtype, device=head.U.device)

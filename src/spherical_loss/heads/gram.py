@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spherical_loss.heads.base import CHUNK, full_precision
+from spherical_loss.heads.base import CHUNK, full_precision, target_rows
 from spherical_loss.heads.dense import ParameterHead
 from spherical_loss.statistics import statistics_dtype, widened
 
@@ -100,8 +100,8 @@ class _GramStatistics(torch.autograd.Function):
                 grad_W = _product_with_A(X, g_q, W, a, ctx.form)
                 if b is not None:
                     grad_W.addr_(b.to(grad_W.dtype), t.to(grad_W.dtype))
-                for k in range(classes.shape[1]):
-                    grad_W.index_add_(0, classes[:, k], (g_c[:, k : k + 1] * X).to(grad_W.dtype))
+                unique, inverse = classes.unique(return_inverse=True)
+                grad_W.index_add_(0, unique, target_rows(X, g_c, inverse, len(unique)).to(grad_W.dtype))
             if b is not None and ctx.needs_input_grad[2]:
                 grad_b = _product(W, t) + g_s.sum() + b.to(dtype) * g_q.sum()
                 grad_b = grad_b.index_add_(0, classes.flatten(), g_c.flatten()).to(b.dtype)
