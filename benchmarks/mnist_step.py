@@ -30,10 +30,8 @@ def random_images() -> Images:
     return Images(images, labels, 10, torch.tensor([[[33.0]]]), torch.tensor([[[1 / 78.0]]]))
 
 
-def plain_step(data: Images) -> Callable[[Tensor], None]:
-    """What one would write without the engine: images as float tensors, torch's own network, loss and optimizer."""
-    x_all = ((data.images.permute(0, 3, 1, 2).float() - 33) / 78).contiguous(memory_format=torch.channels_last)
-    network = nn.Sequential(
+def plain_network() -> nn.Sequential:
+    return nn.Sequential(
         nn.Conv2d(1, 30, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(5, 2),
@@ -44,7 +42,13 @@ def plain_step(data: Images) -> Callable[[Tensor], None]:
         nn.Linear(960, 500),
         nn.ReLU(),
         nn.Linear(500, 10),
-    ).to(memory_format=torch.channels_last)
+    )
+
+
+def plain_step(data: Images) -> Callable[[Tensor], None]:
+    """What one would write without the engine: images as float tensors, torch's own network, loss and optimizer."""
+    x_all = ((data.images.permute(0, 3, 1, 2).float() - 33) / 78).contiguous(memory_format=torch.channels_last)
+    network = plain_network().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(network.parameters(), LR, momentum=0.9, nesterov=True)
 
     def step(rows: Tensor) -> None:

@@ -53,10 +53,18 @@ def test_the_paper_stands_beside() -> None:
 
 def test_single_runs_have_no_deviation_and_missing_metrics_a_dash() -> None:
     run = Run("mnist", "mse", 0, Settings(lr=0.1))
-    headings, rows = result_cells(collect([(run, result(0.02, None))]), None)
+    other = Run("mnist", "taylor", 0, Settings(lr=0.1))
+    headings, rows = result_cells(collect([(run, result(0.02, None)), (other, result(0.02, 0.1))]), None)
     assert cell(headings, rows[0], "error %") == "2"
     assert cell(headings, rows[0], "95% interval") == "-"
     assert cell(headings, rows[0], "neg. log-lik.") == "-"
+
+
+def test_columns_without_a_number_are_left_out() -> None:
+    run = Run("mnist", "mse", 0, Settings(lr=0.1))
+    headings, _ = result_cells(collect([(run, result(0.02, None))]), None)
+    assert "neg. log-lik." not in headings
+    assert "error %" in headings
 
 
 def test_diverged_runs_are_counted_apart() -> None:

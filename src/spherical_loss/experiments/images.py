@@ -36,6 +36,10 @@ class Images:
         """What the output bias starts from: all classes alike, as the paper's image networks do, ``(D,)``."""
         return torch.ones(self.D)
 
+    def order(self, epoch: int, generator: Generator) -> Tensor:
+        """The rows of a training epoch: all of them, shuffled."""
+        return torch.randperm(len(self), generator=generator)
+
     def batch(self, rows: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         """Inputs ``(n, C, H, W)``, in channels-last memory, and targets ``(n,)``.
 

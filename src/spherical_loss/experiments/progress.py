@@ -59,7 +59,7 @@ class PlainReporter(Reporter):
 
     def __init__(self, console: Console, runs: int, every: float = 10.0) -> None:
         self.console, self.runs, self.every = console, runs, every
-        self.done, self.began, self.printed = 0, time.monotonic(), time.monotonic()
+        self.done, self.printed = 0, time.monotonic()
 
     def line(self, text: str) -> None:
         self.console.print(f"[{self.done}/{self.runs}] {text}", markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.console import Console
@@ -97,11 +97,12 @@ def figure_text(figure: Figure | None, column: Column) -> str:
 
 
 def result_cells(results: Results, paper: Table | None) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: a row per loss, the paper's figure after each of ours that it has."""
+    """Headings and rows: a row per loss, the paper's figure after each of ours that it has; no columns without a number."""
     headings = ["loss function", "runs"]
-    shared = ("loss", "error", "epochs")
-    in_paper = {m for m in shared if paper is not None and any(getattr(row, m) is not None for row in paper.rows.values())}
-    for column in COLUMNS:
+    paper_rows = [] if paper is None else list(paper.rows.values())
+    in_paper = {field.name for field in fields(Row) if any(getattr(row, field.name) is not None for row in paper_rows)}
+    columns = [column for column in COLUMNS if any(by_seed(runs, column.metric) for runs in results.values())]
+    for column in columns:
         headings.append(column.heading)
         if column.metric in in_paper:
             headings.append("paper")
@@ -113,7 +114,7 @@ def result_cells(results: Results, paper: Table | None) -> tuple[list[str], list
         diverged = sum(result["status"] == "diverged" for result in runs.values())
         row = [LOSSES[loss].title, str(finished) + (f" (+ {diverged} diverged)" if diverged else "")]
         figures = paper.rows.get(loss, Row()) if paper is not None else Row()
-        for column in COLUMNS:
+        for column in columns:
             values = list(by_seed(runs, column.metric).values())
             row.append(mean_text(values, column))
             if column.metric in in_paper:

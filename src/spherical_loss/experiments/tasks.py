@@ -25,7 +25,8 @@ class Task:
     """What the training loop needs to know of a task.
 
     ``load(settings, seed)`` gives the training, validation and test sets: objects with ``len``, ``batch(rows, generator)``,
-    ``D``, ``frequencies`` and ``to(device)``, as :class:`~spherical_loss.experiments.images.Images` has them.
+    ``D``, ``frequencies`` and ``to(device)``, as :class:`~spherical_loss.experiments.images.Images` has them, and for training
+    ``order(epoch, generator)``: the rows of an epoch, which need not be all (a run is saved and validated between epochs).
     ``network(settings, train_set, loss)`` gives the network at its start, ``optimizer(network, settings)`` its optimizer,
     and ``evaluate(network, loss, set)`` the metrics, which hold at least ``settings.monitor`` and "loss".
     """

@@ -124,10 +124,10 @@ def train_epoch(
     epoch: int,
     reporter: Reporter,
 ) -> float:
-    """One pass over ``data`` in random order; returns the mean training loss."""
+    """One pass over ``data``, in the order it gives for this epoch; returns the mean training loss."""
     network.train()
     generator = torch.Generator().manual_seed(run.seed * 1_000_003 + epoch)
-    order = torch.randperm(len(data), generator=generator)
+    order = data.order(epoch, generator)
     device = next(network.parameters()).device
     batches = order.split(run.settings.batch_size)
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -143,7 +143,7 @@ def train_epoch(
             if not math.isfinite(float(total)):
                 raise DivergedError(f"the training loss is {float(value)} at step {step + 1} of epoch {epoch + 1}")
             reporter.step(run, epoch, step + 1, len(batches), float(value))
-    return float(total) / len(data)
+    return float(total) / len(order)
 
 
 def after_epoch(
