@@ -23,8 +23,8 @@ def test_blocks_cover_everything(shape, dtype):
     target = torch.randint(D, (N, M), generator=torch.Generator().manual_seed(1))
     exact = o.detach().double()
     s, q, o_c = dense_statistics(o, target)
-    torch.testing.assert_close(s, exact.sum(1), rtol=0, atol=1e-7 * float(exact.abs().sum(1).max()))
-    torch.testing.assert_close(q, exact.square().sum(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(s, exact.sum(1), rtol=0, atol=1e-12 * D)
+    torch.testing.assert_close(q, exact.square().sum(1), rtol=1e-12, atol=0)
     assert torch.equal(o_c, exact.gather(1, target.unsqueeze(1)).squeeze(1))
     assert {x.dtype for x in (s, q, o_c)} == {torch.float64}
     g_s, g_q, g_c = torch.randn(3, N, M, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -78,7 +78,7 @@ class Allocations(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @every_member
 def test_memory_is_the_gradient_and_nothing_else(case, dtype):
-    o, target = data(256, 20_000, dtype=dtype)
+    o, target = data(1024, 20_000, dtype=dtype)
     o.requires_grad_()
     with Allocations(o.numel() * o.element_size() // 2) as allocations:
         case.make()(o, target).backward()
@@ -88,7 +88,7 @@ def test_memory_is_the_gradient_and_nothing_else(case, dtype):
 
 @every_member
 def test_overwriting_needs_no_memory(case):
-    o, target = data(256, 20_000, dtype=torch.float32)
+    o, target = data(512, 20_000, dtype=torch.float32)
     o.requires_grad_()
     with Allocations(o.numel() * o.element_size() // 2) as allocations:
         case.make(overwrite_logits=True)(o * 1.0, target).backward()

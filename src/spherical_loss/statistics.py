@@ -5,7 +5,7 @@ A loss of the family sees the outputs ``o`` of an example only through
     s = sum(o),    q = ||o||^2,    o_c = o[target].
 
 A head makes these numbers (:class:`Statistics`), a loss turns them into a number per example. They are float64: there
-are three per example, so that costs nothing, and cancellations such as ``q - s^2 / D`` keep their digits.
+are three per example, so that costs next to nothing, and cancellations such as ``q - s^2 / D`` keep their digits.
 """
 
 from __future__ import annotations
@@ -65,34 +65,15 @@ def dense_statistics(o: Tensor, target: Tensor, overwrite: bool = False) -> tupl
     ``overwrite=True`` lets the backward pass write the gradient into the memory of ``o``.
     """
     if torch.compiler.is_compiling():  # the compiler fuses these by itself, and would unroll the kernel's loop
-        x = o.to(widened(o.dtype))
-        mean = x.detach().mean(1)
-        centered = x - mean.unsqueeze(1)
-        s, q = _uncentered(centered.sum(1), centered.square().sum(1), mean, x.shape[1])
-        return s, q, x.gather(1, target.unsqueeze(1)).squeeze(1).to(s.dtype)
+        x = o.to(statistics_dtype(o.device))
+        return x.sum(1), (x * x).sum(1), x.gather(1, target.unsqueeze(1)).squeeze(1)
     return _DenseStatistics.apply(o, target, overwrite)
-
-
-def _uncentered(s: Tensor, q: Tensor, mean: Tensor, D: int) -> tuple[Tensor, Tensor]:
-    """``s`` and ``q`` of ``o`` in float64, from those of ``o - mean``, where ``mean`` is any number near the mean.
-
-    Squares of ``o`` itself, rounded to float32, would leave nothing of the spread ``q - s^2 / D`` where it is small.
-    """
-    s, q, mean = (x.to(statistics_dtype(s.device)) for x in (s, q, mean))
-    return s + D * mean, q + mean * (2 * s + D * mean)
-
-
-def _sum(x: Tensor) -> Tensor:
-    """Sum over the classes: runs of 128 as they are, then those in float64. A long float32 sum would lose digits."""
-    runs, dtype = x.shape[1] // 128, statistics_dtype(x.device)
-    whole, rest = x[:, : runs * 128], x[:, runs * 128 :]
-    return whole.unflatten(1, (runs, 128)).sum(2).sum(1, dtype=dtype) + rest.sum(1, dtype=dtype)
 
 
 def _blocks(o: Tensor) -> Iterator[tuple[slice, slice]]:
     """Index ranges over N and M of blocks of ``o`` that stay in cache between two passes."""
-    # 2^20 elements (4 MiB) was the fastest of 2^16 .. 2^20 on CPU; elsewhere a launch costs more than the memory.
-    size = 2**20 if o.device.type == "cpu" else 2**26
+    # 2^20 elements were the fastest of 2^16 .. 2^20 on CPU; elsewhere a launch costs more than the memory.
+    size = 2**20 if o.device.type == "cpu" else 2**25
     N, D, M = o.shape
     rows, columns = max(1, size // max(1, D * M)), max(1, min(M, size // max(1, D)))
     for n in range(0, N, rows):
@@ -100,10 +81,10 @@ def _blocks(o: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(n, n + rows), slice(m, m + columns)
 
 
-def _scratch(o: Tensor) -> Tensor:
-    """A widened buffer that holds any block: fresh memory for every block would cost more than the arithmetic."""
+def _scratch(o: Tensor, dtype: torch.dtype) -> Tensor:
+    """A buffer that holds any block: fresh memory for every block would cost more than the arithmetic."""
     block = max((o[n, :, m].numel() for n, m in _blocks(o)), default=0)
-    return torch.empty(block, dtype=widened(o.dtype), device=o.device)
+    return torch.empty(block, dtype=dtype, device=o.device)
 
 
 class _DenseStatistics(torch.autograd.Function):
@@ -111,18 +92,15 @@ class _DenseStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(o: Tensor, target: Tensor, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
-        N, D, M = o.shape
+        N, _, M = o.shape
         s, q = torch.empty(2, N, M, dtype=statistics_dtype(o.device), device=o.device)
-        scratch = _scratch(o)
+        scratch = _scratch(o, s.dtype)
         for n, m in _blocks(o):
+            # Squares summed in float32 would leave nothing of the spread q - s^2 / D where it is small.
             block = o[n, :, m]
-            wide = scratch[: block.numel()].view(block.shape)
-            if block.dtype != wide.dtype:
-                block = wide.copy_(block)
-            mean = block.mean(1)
-            centered = torch.sub(block, mean.unsqueeze(1), out=wide)
-            total = _sum(centered)  # before they are squared in place
-            s[n, m], q[n, m] = _uncentered(total, _sum(torch.mul(centered, centered, out=wide)), mean, D)
+            wide = scratch[: block.numel()].view(block.shape).copy_(block)
+            s[n, m] = wide.sum(1)
+            q[n, m] = wide.mul_(wide).sum(1)
         return s, q, o.gather(1, target.unsqueeze(1)).squeeze(1).to(s.dtype)
 
     @staticmethod
@@ -195,7 +173,7 @@ def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Te
     target = target.unsqueeze(1)
     # The terms of the target cancel where the loss is small, so they are summed before they are rounded.
     at_target = g_s + 2 * g_q * o.gather(1, target).squeeze(1) + g_c
-    scratch = _scratch(o) if o.dtype != widened(o.dtype) else None
+    scratch = _scratch(o, widened(o.dtype)) if o.dtype != widened(o.dtype) else None
     g_s, slope = g_s.unsqueeze(1).to(widened(o.dtype)), (2 * g_q).unsqueeze(1).to(widened(o.dtype))
     for n, m in _blocks(o):
         block, into = o[n, :, m], out[n, :, m]
