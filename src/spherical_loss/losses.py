@@ -38,6 +38,12 @@ class _QuadraticLikelihood(SphericalLoss):
         """``g(o)``, as the square and its least value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
         return self.a3 * (o - self.vertex).square() + self.least
 
+    def log_numerator(self, o: Tensor) -> Tensor:
+        """``log g(o)`` up to a constant, which cancels in the distribution: ``log(1 + (o - vertex)^2 a3 / least)``."""
+        t = o - self.vertex
+        square, scale = t * t, self.a3 / self.least
+        return torch.log1p(square if scale == 1 else scale * square)  # 1 for the Taylor softmax, where a call counts
+
     @property
     def vertex(self) -> float:
         """Where ``g`` is smallest: classes are ranked by their distance from it, on either side."""
@@ -60,7 +66,7 @@ class _QuadraticLikelihood(SphericalLoss):
         if input.numel() > 2**14 and not target.is_floating_point() and self.label_smoothing == 0:
             return super().forward(input, target)
         self._check(input, target)
-        return _cross_entropy(self, self.numerator(input.to(widened(input.dtype))).log(), target)
+        return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
         g = self.numerator(o.to(widened(o.dtype)))

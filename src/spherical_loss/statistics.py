@@ -52,7 +52,7 @@ class Statistics(NamedTuple):
 
 def widened(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float32 at least, since ``q`` overflows float16 and loses bits in bfloat16."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def statistics_dtype(device: torch.device) -> torch.dtype:

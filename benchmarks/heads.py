@@ -1,0 +1,188 @@
+"""The heads against what people use today, and how the step of the factored head grows with D, N and d."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import peers
+from benchmarks.timing import Work, interleaved, matmul_rate, peak_memory, readable, show
+from spherical_loss import FactoredHead, FactoredSGD, GramHead, TaylorSoftmaxLoss
+from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES
+
+Row = dict[str, Any]
+
+WORD_MODEL = (250, 300, 793_471)  # N, d, and the vocabulary of One Billion Word
+FACTORED_LR = 10_000.0  # among 300 .. 30,000 the largest at which the loss of this task falls without setbacks
+
+
+def batches(N: int, d: int, D: int, seed: int = 0, count: int = 16) -> Any:
+    """Hidden vectors as after rectifiers, and targets as frequent as words are; made beforehand, then repeated for ever."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        hidden = (0.3 + 0.5 * torch.randn(N, d, generator=generator)).relu()
+        u = torch.rand(N, generator=generator, dtype=torch.float64)
+        target = (torch.exp(u * math.log(D + 1)).long() - 1).clamp_(0, D - 1)
+        made.append((hidden.requires_grad_(), target))
+    return itertools.cycle(made)
+
+
+def gram(N: int, d: int, D: int, repeats: int, goal: float) -> list[Row]:
+    """Forward and backward of GramHead, against the exact ways with logits."""
+    torch.manual_seed(0)
+    head, loss = GramHead(d, D, bias=False), TaylorSoftmaxLoss()
+    hidden, weight, target = torch.randn(N, d, requires_grad=True), head.weight, torch.randint(D, (N,))
+
+    def forward_backward(value: Callable[[], Tensor]) -> None:
+        hidden.grad = weight.grad = None
+        value().backward()
+
+    ours = "GramHead + TaylorSoftmaxLoss"
+    work: dict[str, Work] = {
+        ours: lambda: forward_backward(lambda: loss(head(hidden, target))),
+        "F.linear + F.cross_entropy": lambda: forward_backward(lambda: F.cross_entropy(F.linear(hidden, weight), target)),
+    }
+    if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
+        work["F.linear_cross_entropy"] = lambda: forward_backward(lambda: F.linear_cross_entropy(hidden, weight, target))
+    times = interleaved(work, repeats, warmup=0)
+    memory = {ours: peak_memory(work[ours]) / (4 * N * D)}
+    rows, table = [], []
+    for name, t in times.items():
+        ratio = t.median / times[ours].median
+        rows.append({"N": N, "d": d, "D": D, "name": name, "seconds": t, "ratio": ratio, "memory": memory.get(name)})
+        table.append([name, readable(t.median), f"{ratio:.1f}x", f"{memory[name]:.1%}" if name in memory else ""])
+    title = f"Heads at N={N:,}, d={d}, D={D:,}, forward + backward (to reach: {goal:g}x, memory 10%)"
+    show(title, ["", "median", "of GramHead's time", "peak memory / logits"], table)
+    return rows
+
+
+class FactoredStep:
+    """A training step of the factored head."""
+
+    def __init__(self, N: int, d: int, D: int, lr: float = FACTORED_LR) -> None:
+        self.head = FactoredHead(d, D, init="zero")
+        for rows in self.head.V.split(2**18):  # memory that was never written would be paid for in the steps
+            rows.fill_(0)
+        self.optimizer, self.loss, self.batches = FactoredSGD(self.head, lr), TaylorSoftmaxLoss(), batches(N, d, D)
+
+    def __call__(self) -> None:
+        hidden, target = next(self.batches)
+        self.optimizer.zero_grad()
+        self.loss(self.head(hidden, target)).backward()
+        self.optimizer.step()
+
+    def many(self, count: int) -> None:
+        for _ in range(count):
+            self()
+
+
+def factored() -> list[Row]:
+    """A training step against its peers, one of them in memory at a time."""
+    torch.manual_seed(0)
+    N, d, D = WORD_MODEL
+    ours = FactoredStep(N, d, D)
+    rows = [
+        against(ours, "sampled softmax, 1,024 negatives", "approximation", peers.sampled_softmax(d, D, 1024), 200, 1.0),
+        against(ours, "nn.AdaptiveLogSoftmaxWithLoss", "another model", peers.adaptive_softmax(d, D), 10, 30.0),
+        against(ours, "dense + cross-entropy + SGD", "exact", peers.dense_softmax(d, D), 4, 1000.0),
+    ]
+    table = [
+        [r["name"], r["kind"], readable(r["seconds"].median), readable(r["ours"]), f"{r['ratio']:,.2f}x", f"{r['goal']:,.0f}x"]
+        for r in rows
+    ]
+    title = f"FactoredHead at N={N}, d={d}, D={D:,}: a training step against its peers"
+    show(title, ["", "", "peer", "ours", "ratio", "to reach"], table)
+    seconds = statistics.median(r["ours"] for r in rows)
+    flops, rate = step_flops(N, d), matmul_rate()
+    print(f"  {flops / 1e6:.0f} million operations a step: {flops / rate / seconds:.0%} of {rate / 1e9:.0f} GFLOP/s")
+    return [*rows, {"name": "refactoring", **refactoring(ours, seconds)}]
+
+
+def against(ours: FactoredStep, name: str, kind: str, step: peers.Step, repeats: int, goal: float) -> Row:
+    data = batches(*WORD_MODEL, seed=1)
+    inner = 1 if repeats >= 100 else 20  # a slow peer is paired with several of our steps
+    times = interleaved({name: lambda: step(*next(data)), "ours": lambda: ours.many(inner)}, repeats)
+    mine = times["ours"].median / inner
+    return {"name": name, "kind": kind, "seconds": times[name], "ours": mine, "ratio": times[name].median / mine, "goal": goal}
+
+
+def step_flops(N: int, d: int) -> float:
+    """Products of a step with N > d / 2: six of N d^2 (as if all targets were distinct), two of d^3."""
+    return 12 * N * d**2 + 4 * d**3
+
+
+def refactoring(step: FactoredStep, seconds: float) -> Row:
+    """The share of the time that refactoring takes: its seconds, over the steps until it is due at this learning rate."""
+    head = step.head
+    head.close_frame()
+    for _ in range(200):
+        step()
+    growth = head.log_condition / 200 if len(head.past) == 1 else math.log(MAX_CONDITION) * (len(head.past) - 1) / 200
+    due = MAX_FRAMES * math.log(MAX_CONDITION) / growth
+    start = time.perf_counter()
+    head.refactor()
+    duration = time.perf_counter() - start
+    share = duration / (duration + due * seconds)
+    print(f"  refactoring takes {duration:.2g} s, every {due:,.0f} steps at lr={FACTORED_LR:g}: {share:.2%} (to reach: 10%)")
+    return {"duration": duration, "steps": due, "share": share}
+
+
+def growth(folder: Path) -> list[Row]:
+    """Step time against D, N and d, with the fitted exponents."""
+    return [
+        *sweep("D", [10**4, 10**5, 10**6, 10**7], folder / "step_time.svg"),
+        *sweep("N", [16, 64, 256, 1024, 4096]),
+        *sweep("d", [64, 128, 256, 512, 1024]),
+    ]
+
+
+def sweep(name: str, values: list[int], picture: Path | None = None) -> list[Row]:
+    base = {"N": 250, "d": 300, "D": 100_000}
+    steps: dict[str, Work] = {str(value): FactoredStep(**{**base, name: value}) for value in values}
+    times = {int(value): t.median for value, t in interleaved(steps, repeats=100, warmup=20).items()}
+    exponent = statistics.linear_regression([math.log(v) for v in times], [math.log(t) for t in times.values()]).slope
+    others = ", ".join(f"{k}={v:,}" for k, v in base.items() if k != name)
+    title = f"FactoredHead: step time against {name} ({others}); fitted exponent {exponent:.2f}"
+    least = min(times.values())
+    show(title, [name, "median", "of the least"], [[f"{v:,}", readable(t), f"{t / least:.2f}x"] for v, t in times.items()])
+    if picture is not None:
+        print("  to reach: within 1.15x")
+        draw(times, {D: dense_seconds(D) for D in (10**4, 10**5, 10**6)}, picture)
+    return [{"sweep": name, **base, name: v, "seconds": t, "exponent": exponent} for v, t in times.items()]
+
+
+def dense_seconds(D: int) -> float:
+    step, data = peers.dense_softmax(300, D), batches(250, 300, D)
+    return interleaved({"dense": lambda: step(*next(data))}, repeats=3)["dense"].median
+
+
+def draw(ours: dict[int, float], dense: dict[int, float], path: Path) -> None:
+    """Step time against D, log-log."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "spherical-loss"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    axes.loglog(list(dense), [1e3 * t for t in dense.values()], "o-", color="#c1662f", label="dense + cross-entropy + SGD")
+    axes.loglog(list(ours), [1e3 * t for t in ours.values()], "o-", color="#2f6fc1", label="FactoredHead + FactoredSGD")
+    axes.set(xlabel="number of classes D", ylabel="milliseconds per step", title="An exact training step, N=250, d=300")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+    print(f"  picture: {path.name} in {path.parent.name}/")
+
+
+def run(folder: Path) -> list[Row]:
+    return [*gram(8192, 768, 50_257, 2, goal=20), *gram(2048, 512, 50_257, 4, goal=6), *factored(), *growth(folder)]

@@ -1,0 +1,56 @@
+"""TaylorSoftmaxLoss against F.cross_entropy: forward and backward, eager float32, with the memory copy as the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.timing import Work, interleaved, peak_memory, readable, show
+from spherical_loss import TaylorSoftmaxLoss
+
+SIZES = [(4096, 50_000, 5), (250, 10_000, 60), (200, 10, 2000)]  # N, D, repetitions
+TARGETS = {(4096, 50_000): (2.5, 5.0), (250, 10_000): (2.0, None), (200, 10): (1 / 1.3, None)}
+
+
+def contenders(N: int, D: int) -> tuple[dict[str, Work], torch.Tensor]:
+    torch.manual_seed(0)
+    o = torch.randn(N, D, requires_grad=True)
+    target, copy, logits = torch.randint(D, (N,)), torch.empty(N, D), o.detach()
+    taylor, overwriting = TaylorSoftmaxLoss(), TaylorSoftmaxLoss(overwrite_logits=True)
+
+    def forward_backward(loss: Any, o: torch.Tensor) -> None:
+        o.grad = None
+        loss(o, target).backward()
+
+    spare = torch.randn(N, D, requires_grad=True)  # its contents are lost
+    return {
+        "F.cross_entropy": lambda: forward_backward(F.cross_entropy, o),
+        "  of 1.5 o: one call more": lambda: forward_backward(lambda o, target: F.cross_entropy(1.5 * o, target), o),
+        "TaylorSoftmaxLoss": lambda: forward_backward(taylor, o),
+        "  overwrite_logits=True": lambda: forward_backward(overwriting, spare),
+        "memory copy": lambda: copy.copy_(logits),
+    }, logits
+
+
+def compare(N: int, D: int, repeats: int) -> list[dict[str, Any]]:
+    work, logits = contenders(N, D)
+    times = interleaved(work, repeats)
+    reference = times["F.cross_entropy"].median
+    rows, table = [], []
+    for name, t in times.items():
+        memory = peak_memory(work[name]) / logits.nbytes if logits.nbytes > 2**24 else None  # smaller is below what is seen
+        rows.append({"N": N, "D": D, "name": name.strip(), "seconds": t, "speed": reference / t.median, "memory": memory})
+        quartiles = f"{readable(t.low)} .. {readable(t.high)}"
+        share = "" if memory is None else f"{memory:.2f}"
+        table.append([name, readable(t.median), quartiles, f"{reference / t.median:.2f}x", share])
+    goal, goal_overwriting = TARGETS[N, D]
+    goals = f"to reach: {goal:.2f}x" + (f", overwriting {goal_overwriting:.1f}x" if goal_overwriting else "")
+    header = ["", "median", "quartiles", "speed", "peak memory / logits"]
+    show(f"Losses at N={N:,}, D={D:,}, forward + backward ({goals})", header, table)
+    return rows
+
+
+def run() -> list[dict[str, Any]]:
+    return [row for size in SIZES for row in compare(*size)]

@@ -1,0 +1,82 @@
+"""Measuring side by side: interleaved repetitions, medians, ratios; peak memory; the limits of the machine."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+Work = Callable[[], object]
+
+
+class Time(NamedTuple):
+    """Seconds: the median of the repetitions, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1) -> dict[str, Time]:
+    """Time every contender in turn (A B A B ...), so that a noisy machine does not favour one."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for repeat in range(warmup + repeats):
+        for name, run in work.items():
+            start = time.perf_counter()
+            run()
+            if repeat >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: spread(times) for name, times in seconds.items()}
+
+
+def spread(times: list[float]) -> Time:
+    if len(times) < 2:
+        return Time(times[0], times[0], times[0])
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return Time(statistics.median(times), low, high)
+
+
+def peak_memory(run: Work) -> int:
+    """Bytes of resident memory that ``run()`` needs beyond what was there before, at its peak (Linux)."""
+    run()  # what stays allocated from now on, such as gradients, is there before
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from the present
+    before = _status("VmRSS")
+    run()
+    return max(0, _status("VmHWM") - before)
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{key} is not in /proc/self/status; peak memory is measured on Linux only")
+
+
+def matmul_rate(n: int = 2048, repeats: int = 10) -> float:
+    """Floating-point operations per second of a large float32 product."""
+    a = torch.randn(n, n)
+    return 2 * n**3 / interleaved({"matmul": lambda: a @ a}, repeats)["matmul"].median
+
+
+def show(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """A plain table, aligned."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    print(f"\n{title}")
+    for row in (header, ["-" * w for w in widths], *rows):
+        print(
+            "  "
+            + "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        )
+
+
+def readable(seconds: float) -> str:
+    for unit, factor in (("s", 1), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
