@@ -227,6 +227,21 @@ def test_a_saved_head_resumes_bit_for_bit(monkeypatch, tmp_path, through):
         assert torch.equal(value, other.state_dict()[name]), name
 
 
+def test_conversions_keep_the_small_state_precise():
+    head = trained(h := FactoredHead(6, 40), FactoredSGD(h, lr=1.0), 5)
+    before = copy.deepcopy(head.state_dict())
+    for same in (head.float(), head.to("cpu"), head.to(torch.bfloat16), head.half()):
+        assert {name: value.dtype for name, value in same.state_dict().items()} == {n: v.dtype for n, v in before.items()}
+        for name, value in same.state_dict().items():
+            assert torch.equal(value, before[name]), name
+    dense = head.weight
+    head.double()
+    assert head.V.dtype == torch.float64
+    torch.testing.assert_close(head.weight.float(), dense)
+    torch.testing.assert_close(head.Q[:6, :6], head.weight.T @ head.weight)
+    assert FactoredHead.from_linear(torch.nn.Linear(6, 40).half()).V.dtype == torch.float32
+
+
 def test_no_second_matrix_of_the_size_of_the_weights(monkeypatch):
     monkeypatch.setattr(factored, "CHUNK", 4096)
     monkeypatch.setattr(factored_sgd, "MAX_CONDITION", 3.0)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from spherical_loss.heads.base import CHUNK, Head, full_precision, he_std
 from spherical_loss.heads.gram import gram_matrix
-from spherical_loss.statistics import statistics_dtype
+from spherical_loss.statistics import statistics_dtype, widened
 
 MAX_CONDITION = 1e3  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
 MAX_FRAMES = 64  # d x d matrices kept; closing a frame costs one product for each
@@ -229,13 +229,16 @@ class FactoredHead(Head):
             yield slice(start, min(start + size, self.num_classes))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """``.to(dtype)`` concerns V and the frames; the small state stays as precise as it is."""
-        before = self.V.dtype
-        small = {name: getattr(self, name).dtype for name in ("U", "w0", "Q", "w")}
-        super()._apply(fn, recurse)
-        for name, dtype in small.items():
-            setattr(self, name, getattr(self, name).to(dtype))
-        if self.V.dtype != before:
+        """``.to(dtype)`` concerns V and the frames, float32 at least; the small state stays as precise as it is."""
+
+        def same_dtype(x: Tensor) -> Tensor:
+            moved: Tensor = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        dtype = widened(fn(self.V.new_empty(0)).dtype)
+        super()._apply(same_dtype, recurse)
+        if dtype != self.V.dtype:
+            self.V, self.U_inverse, self.past = (x.to(dtype) for x in (self.V, self.U_inverse, self.past))
             self.refactor()  # Q and w belong to the rounded V
         return self
 
