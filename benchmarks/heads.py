@@ -81,10 +81,6 @@ class FactoredStep:
         self.loss(self.head(hidden, target)).backward()
         self.optimizer.step()
 
-    def many(self, count: int) -> None:
-        for _ in range(count):
-            self()
-
 
 def factored() -> list[Row]:
     """A training step against its peers, one of them in memory at a time."""
@@ -109,10 +105,11 @@ def factored() -> list[Row]:
 
 
 def against(ours: FactoredStep, name: str, kind: str, step: peers.Step, repeats: int, goal: float) -> Row:
+    """A slow peer takes turns with several of our steps, each timed by itself."""
     data = batches(*WORD_MODEL, seed=1)
-    inner = 1 if repeats >= 100 else 20  # a slow peer is paired with several of our steps
-    times = interleaved({name: lambda: step(*next(data)), "ours": lambda: ours.many(inner)}, repeats)
-    mine = times["ours"].median / inner
+    turns = 1 if repeats >= 100 else 20
+    times = interleaved({name: lambda: step(*next(data)), "ours": ours}, repeats, turns={"ours": turns})
+    mine = times["ours"].median
     return {"name": name, "kind": kind, "seconds": times[name], "ours": mine, "ratio": times[name].median / mine, "goal": goal}
 
 

@@ -22,15 +22,19 @@ class Time(NamedTuple):
     high: float
 
 
-def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1) -> dict[str, Time]:
-    """Time every contender in turn (A B A B ...), so that a noisy machine does not favour one."""
+def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None) -> dict[str, Time]:
+    """Time every contender in turn (A B A B ...), so that a noisy machine does not favour one.
+
+    ``turns`` says how many times in a row a contender runs, one if it is not named: A B B B A B B B ... for a slow A.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for repeat in range(warmup + repeats):
         for name, run in work.items():
-            start = time.perf_counter()
-            run()
-            if repeat >= warmup:
-                seconds[name].append(time.perf_counter() - start)
+            for _ in range((turns or {}).get(name, 1)):
+                start = time.perf_counter()
+                run()
+                if repeat >= warmup:
+                    seconds[name].append(time.perf_counter() - start)
     return {name: spread(times) for name, times in seconds.items()}
 
 
