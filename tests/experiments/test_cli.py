@@ -81,9 +81,9 @@ def test_quiet(spherical_loss) -> None:
 
 
 def test_a_diverging_run_does_not_stop_the_others(spherical_loss, tmp_path: Path) -> None:
-    code, out, err = spherical_loss("compare", "digits", "--losses", "mse", "taylor", "--lr", "0.5", *QUICK)
+    code, out, err = spherical_loss("compare", "digits", "--losses", "mse", "taylor", "--lr", "50", *QUICK)
     assert code == 0
-    assert "mse, seed 0: diverged in epoch 1 at learning rate 0.5" in out
+    assert "mse, seed 0: diverged in epoch 1 at learning rate 50" in out
     assert "0 (+ 2 diverged)" in out
     assert "taylor, seed 1: test error" in out
     assert "Traceback" not in out + err

@@ -49,7 +49,7 @@ def tune(
     """Search until the study has ``trials`` finished trials; put the best values in ``store`` and return them.
 
     A trial is ``runs`` runs with the seeds from ``seed`` on, judged by the mean of their best validations
-    (``settings.monitor``); a trial of which any run diverges counts as infinitely bad, since a single lucky seed likes the
+    (:func:`judged_by`); a trial of which any run diverges counts as infinitely bad, since a single lucky seed likes the
     largest rate that does not quite diverge. The test set has no say.
     """
     check(settings)
@@ -65,7 +65,7 @@ def tune(
             result = train(Run(name, loss, seed + i, filled), out, reporter)
             if result["status"] == "diverged":
                 return math.inf
-            value = result["valid"][settings.monitor]
+            value = result["valid"][judged_by(loss, settings)]
             values.append(result["valid"]["loss"] if value is None else value)
         return sum(values) / runs
 
@@ -78,7 +78,7 @@ def tune(
         raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
     values = {key: rounded(value) for key, value in best.params.items()}
     found = {
-        "monitor": settings.monitor,
+        "monitor": judged_by(loss, settings),
         "best": best.value,
         "trials": len(finished_trials(study)),
         "runs": runs,
@@ -86,6 +86,12 @@ def tune(
     }
     store_tuned(name, loss, values, found, store)
     return values
+
+
+def judged_by(loss: str, settings: Settings) -> str:
+    """What tells trials apart: ``settings.monitor``; for the Z-loss the error rate, since its value depends on the a and b
+    that are searched."""
+    return "error" if loss == "z" else settings.monitor
 
 
 @contextmanager
@@ -131,7 +137,7 @@ def open_study(name: str, loss: str, settings: Settings, runs: int, seed: int, o
     if storage is None:
         (out / name).mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{out / name / 'tune.db'}"
-    text = json.dumps([seed, runs, dataclasses.asdict(settings)], sort_keys=True)
+    text = json.dumps([seed, runs, judged_by(loss, settings), dataclasses.asdict(settings)], sort_keys=True)
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
