@@ -29,7 +29,7 @@ def study(folder: Path, loss: str):
     import dataclasses
 
     settings = dataclasses.replace(TASKS["digits"].settings, epochs=1, batch_size=200)
-    return tune.open_study("digits", loss, settings, 1, 0, folder / "runs", None)
+    return tune.open_study("digits", cli.Tune(settings, loss, runs=1, out=folder / "runs"))
 
 
 def test_the_best_trial_is_stored(tmp_path: Path) -> None:

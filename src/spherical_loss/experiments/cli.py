@@ -112,19 +112,7 @@ def tune(arguments: Sequence[str], console: Console) -> None:
         raise UsageError(f"--trials is {options.trials}, but must be at least 1")
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}, but must be at least 1")
-    values = search(
-        name,
-        options.loss,
-        options.settings,
-        options.trials,
-        options.runs,
-        options.seed,
-        options.out,
-        options.storage,
-        options.store,
-        console,
-        options.quiet,
-    )
+    values = search(name, options, console)
     text = ", ".join(f"{key} = {value:g}" for key, value in values.items())
     console.print(f"{options.loss} on {name}: {text} -> {options.store}", highlight=False, soft_wrap=True)
 

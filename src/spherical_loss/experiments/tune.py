@@ -13,8 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -30,61 +29,47 @@ from spherical_loss.experiments.tasks import TASKS, Task, open_values
 from spherical_loss.experiments.train import train
 from spherical_loss.experiments.tuned import store_tuned
 
+if TYPE_CHECKING:
+    from spherical_loss.experiments.cli import Tune
+
 HEARTBEAT = 10  # seconds; a trial is taken for dead after two without a sign of life
 
 
-def tune(
-    name: str,
-    loss: str,
-    settings: Settings,
-    trials: int,
-    runs: int,
-    seed: int,
-    out: Path,
-    storage: str | None,
-    store: Path,
-    console: Console,
-    quiet: bool,
-) -> dict[str, float]:
-    """Search until the study has ``trials`` finished trials; put the best values in ``store`` and return them.
+def tune(name: str, options: Tune, console: Console) -> dict[str, float]:
+    """Search until the study has ``options.trials`` finished trials; put the best values in ``options.store``.
 
-    A trial is ``runs`` runs with the seeds from ``seed`` on, judged by the mean of their best validations
+    A trial is ``options.runs`` runs with the seeds from ``options.seed`` on, judged by the mean of their best validations
     (:func:`judged_by`); a trial of which any run diverges counts as infinitely bad, since a single lucky seed likes the
     largest rate that does not quite diverge. The test set has no say.
     """
+    task, loss, settings, runs = TASKS[name], options.loss, options.settings, options.runs
     check(settings)
     check_loss(loss, settings)
-    task = TASKS[name]
-    with database_errors(storage):
-        study = open_study(name, loss, settings, runs, seed, out, storage)
+    criterion = judged_by(loss, settings)
 
     def objective(trial: optuna.Trial) -> float:
         filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss))
         values = []
         for i in range(runs):
-            result = train(Run(name, loss, seed + i, filled), out, reporter)
+            result = train(Run(name, loss, options.seed + i, filled), options.out, reporter)
             if result["status"] == "diverged":
                 return math.inf
-            value = result["valid"][judged_by(loss, settings)]
+            value = result["valid"][criterion]
             values.append(result["valid"]["loss"] if value is None else value)
         return sum(values) / runs
 
-    missing = trials - len(finished_trials(study))
-    with database_errors(storage), make_reporter(console, max(0, missing) * runs, quiet) as reporter:
-        while len(finished_trials(study)) < trials:
-            study.optimize(objective, n_trials=1)
-    best = study.best_trial
+    with database_errors(options.storage):
+        study = open_study(name, options)
+        missing = options.trials - len(finished_trials(study))
+        with make_reporter(console, max(0, missing) * runs, options.quiet) as reporter:
+            while len(finished_trials(study)) < options.trials:
+                study.optimize(objective, n_trials=1)
+        best, trials = study.best_trial, len(finished_trials(study))
     if best.value is None or not math.isfinite(best.value):
         raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
     values = {key: rounded(value) for key, value in best.params.items()}
-    found = {
-        "monitor": judged_by(loss, settings),
-        "best": best.value,
-        "trials": len(finished_trials(study)),
-        "runs": runs,
-        "epochs": settings.epochs,
-    }
-    store_tuned(name, loss, values, found, store)
+    found = {"monitor": criterion, "best": best.value, "trials": trials, "runs": runs, "epochs": settings.epochs}
+    store_tuned(name, loss, values, found, options.store)
     return values
 
 
@@ -131,13 +116,15 @@ def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
-def open_study(name: str, loss: str, settings: Settings, runs: int, seed: int, out: Path, storage: str | None) -> optuna.Study:
+def open_study(name: str, options: Tune) -> optuna.Study:
     """The study of these settings, new or from the database; its name has a hash of the settings, as runs have."""
+    loss, seed, storage = options.loss, options.seed, options.storage
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if storage is None:
-        (out / name).mkdir(parents=True, exist_ok=True)
-        storage = f"sqlite:///{out / name / 'tune.db'}"
-    text = json.dumps([seed, runs, judged_by(loss, settings), dataclasses.asdict(settings)], sort_keys=True)
+        (options.out / name).mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{options.out / name / 'tune.db'}"
+    settings = dataclasses.asdict(options.settings)
+    text = json.dumps([seed, options.runs, judged_by(loss, options.settings), settings], sort_keys=True)
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
