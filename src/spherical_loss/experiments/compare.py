@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from spherical_loss.experiments import paper
-from spherical_loss.experiments.curves import draw_curves
 from spherical_loss.experiments.progress import make_reporter
 from spherical_loss.experiments.runs import RunFolder, write_atomically
 from spherical_loss.experiments.settings import Run, Settings, check, check_loss, resolved
@@ -44,6 +43,8 @@ def stored(runs: Sequence[Run], out: Path) -> Finished:
 
 def report(name: str, title: str, finished: Finished, table: paper.Table | None, out: Path, console: Console) -> None:
     """Print the tables, and write them (Markdown) and the learning curves to ``out/NAME``."""
+    from spherical_loss.experiments.curves import draw_curves  # matplotlib takes a while to import
+
     results = collect(finished)
     parts = [(title, *result_cells(results, table))]
     if table is not None and (claims := relevant(table, results)):

@@ -133,8 +133,8 @@ def open_study(name: str, options: Tune) -> optuna.Study:
         study = optuna.create_study(storage=database, study_name=study_name, load_if_exists=True)
     # A sampler with the same seed as before would suggest the same first values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
-    if not study.trials:  # start from what is known, and rates around it
-        known = open_values(name, loss)
+    if not study.trials:  # start from what is given or known, and rates around it
+        known = {**open_values(name, loss), **{key: value for key, value in settings.items() if value is not None}}
         low, high = TASKS[name].lr_range
         for factor in (1, 3, 1 / 3, 10):
             lr = min(max(factor * known["lr"], low), high)
