@@ -39,10 +39,11 @@ class _QuadraticLikelihood(SphericalLoss):
         return self.a3 * (o - self.vertex).square() + self.least
 
     def log_numerator(self, o: Tensor) -> Tensor:
-        """``log g(o)`` up to a constant, which cancels in the distribution: ``log(1 + (o - vertex)^2 a3 / least)``."""
+        """``log g(o)``, up to a constant, which cancels in the distribution."""
+        if self.a3 != self.least:  # the constant, as large as log(1 / eps), would cost digits
+            return self.numerator(o).log()
         t = o - self.vertex
-        square, scale = t * t, self.a3 / self.least
-        return torch.log1p(square if scale == 1 else scale * square)  # 1 for the Taylor softmax, where a call counts
+        return torch.log1p(t * t)  # the Taylor softmax, in the fewest calls
 
     @property
     def vertex(self) -> float:
