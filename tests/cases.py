@@ -76,6 +76,9 @@ CASES = {
 FAMILY = {name: case for name, case in CASES.items() if isinstance(case.make(), sl.SphericalLoss)}
 
 every_loss = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_function = pytest.mark.parametrize(
+    "case", [case for case in CASES.values() if case.function], ids=[name for name, case in CASES.items() if case.function]
+)
 every_member = pytest.mark.parametrize("case", FAMILY.values(), ids=FAMILY)
 
 

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import spherical_loss as sl
 
-from .cases import CASES, data, every_loss, every_member
+from .cases import CASES, data, every_function, every_loss, every_member
 from .oracle import expected
 
 WEIGHT = torch.linspace(0.2, 2, 5, dtype=torch.float64)
@@ -139,10 +139,8 @@ def test_compile_with_options(case, options):
     torch.testing.assert_close(actual, expected(case.oracle, o, target, **options))
 
 
-@every_loss
+@every_function
 def test_compile_of_the_function(case):
-    if case.function is None:
-        return
     torch.compiler.reset()
     o, target = data(40, 500)  # above the size where small inputs take another way
     compiled = torch.compile(case.function, fullgraph=True, backend="eager")
