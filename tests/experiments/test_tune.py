@@ -68,6 +68,19 @@ def test_the_same_command_continues(tmp_path: Path) -> None:
     assert len({trial["lr"] for trial in trials}) == 7  # a sampler that starts over would repeat itself
 
 
+def test_the_search_starts_from_a_given_rate(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "taylor", 1, "--lr", "0.05") == 0
+    assert json.loads((tmp_path / "tuned.json").read_text())["digits"]["taylor"]["values"] == {"lr": 0.05}
+
+
+def test_the_z_loss_is_judged_by_its_error(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "z", 3) == 0
+    stored = json.loads((tmp_path / "tuned.json").read_text())["digits"]["z"]
+    assert set(stored["values"]) == {"lr", "a", "b"}
+    errors = [json.loads(p.read_text())["valid"]["error"] for p in (tmp_path / "runs/digits").glob("z-*/result.json")]
+    assert stored["found"]["best"] == min(errors)
+
+
 def test_diverging_trials_are_infinitely_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 
