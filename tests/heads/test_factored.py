@@ -97,6 +97,26 @@ def test_frames_and_refactoring_change_nothing(monkeypatch, condition, frames):
     assert_same_weights(head, reference, rtol=1e-6, atol=1e-8)
 
 
+def test_refactoring_after_steps_that_leave_the_condition_alone():
+    """A loss without q never changes the condition of U, but weight decay scales U, and s moves w0."""
+
+    class Linear(sl.SphericalLoss):
+        def formula(self, s, q, o_c, D):
+            return s / D - o_c
+
+    torch.manual_seed(0)
+    head = FactoredHead(6, 40).double()
+    reference, optimizer = DenseReference(head.weight, head.bias), FactoredSGD(head, lr=0.1, weight_decay=0.5)
+    for step in range(5):
+        hidden, target, _ = random_batch(8, 6, 40, seed=step)
+        _, _, grads = reference.gradients(lambda o: o.mean(-1, keepdim=True) - o, hidden, target)
+        train_step(head, Linear(), optimizer, hidden, target)
+        reference.step(grads, lr=0.1, weight_decay=0.5)
+    assert head.log_condition == 0
+    head.refactor()
+    assert_same_weights(head, reference, rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("N", [3, 20])
 def test_a_step_larger_than_the_series_allows(N):
     # Eigenvalues of lr A well above 1: dense SGD overshoots, and so must this, by the same amount.

@@ -129,7 +129,8 @@ class Head(nn.Module, ABC):
             classes = torch.cat([best_classes, top.indices + start], 1)
             best_scores, order = scores.topk(min(k, scores.shape[1]))
             best_classes = classes.gather(1, order)
-        return TopK(best_scores.reshape(*hidden.shape[:-1], k), best_classes.reshape(*hidden.shape[:-1], k))
+        shape = (*hidden.shape[:-1], best_scores.shape[1])
+        return TopK(best_scores.reshape(shape), best_classes.reshape(shape))
 
     @classmethod
     def from_linear(cls: type[AnyHead], linear: nn.Linear, **options: Any) -> AnyHead:

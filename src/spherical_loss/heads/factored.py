@@ -25,11 +25,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.heads.base import CHUNK, Head, full_precision, he_std
+from spherical_loss.base import Loss
+from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std
 from spherical_loss.heads.gram import gram_matrix
+from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
 
 MAX_CONDITION = 1e3  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
@@ -59,6 +62,10 @@ class FactoredHead(Head):
 
     ``weight`` and ``bias`` compute dense values, D x d of them: for export and tests.
 
+    Over several machines: with ``group``, a ``torch.distributed`` process group of R ranks, each rank keeps D / R rows, and a
+    step exchanges O(N d) numbers, nothing that grows with D. Every rank brings its own minibatch, as with
+    DistributedDataParallel: the step is that of the mean of their losses. All ranks must make the same calls.
+
     >>> import torch
     >>> from spherical_loss import TaylorSoftmaxLoss
     >>> from spherical_loss.heads import FactoredSGD
@@ -87,26 +94,32 @@ class FactoredHead(Head):
     past: Tensor
 
     def __init__(
-        self, in_features: int, num_classes: int, bias: bool = True, init: str = "he", ignore_index: int = -100
+        self,
+        in_features: int,
+        num_classes: int,
+        bias: bool = True,
+        init: str = "he",
+        ignore_index: int = -100,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
         d = -(-(in_features + bias) // 8) * 8  # empty columns up to a multiple of 8: products are some 10% faster
         self.has_bias = bias
+        self.shard = Shard(num_classes, group)
         precise = statistics_dtype(torch.empty(0).device)
-        self.register_buffer("V", torch.zeros(num_classes, d))
+        self.register_buffer("V", torch.zeros(len(self.shard), d))
         self.register_buffer("U", torch.eye(d, dtype=precise))
         self.register_buffer("U_inverse", torch.eye(d))
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("Q", torch.zeros(d, d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
-        self.register_buffer("frame", torch.zeros(num_classes, dtype=torch.int16))
+        self.register_buffer("frame", torch.zeros(len(self.shard), dtype=torch.int16))
         self.register_buffer("past", torch.zeros(0, d, d))
         self.log_condition = 0.0  # an upper bound of the log of the condition number of U
         self.steps = 0
         self.backwards: list[Backward] = []  # since the last step
         if init == "he":
-            for rows in self._row_chunks():
-                self.V[rows, :in_features] = torch.randn(self.V[rows, :in_features].shape) * he_std(in_features)
+            self._draw(he_std(in_features))
             self.refactor()
 
     # Reading -------------------------------------------------------------------------------------------------------
@@ -135,9 +148,25 @@ class FactoredHead(Head):
         rows = rows.clone() if isinstance(classes, slice) else rows
         return _transformed(rows, self.frame[classes], self.past)
 
-    def rows(self, classes: Tensor | slice) -> Tensor:
-        """Dense rows of W, with the bias and the empty columns."""
-        return torch.addmm(self.w0.to(self.V.dtype), self.present(classes), self.U.to(self.V.dtype))
+    def rows(self, kept: Tensor | slice) -> Tensor:
+        """Dense rows of W, with the bias and the empty columns, of those that are kept here."""
+        return torch.addmm(self.w0.to(self.V.dtype), self.present(kept), self.U.to(self.V.dtype))
+
+    def class_rows(self, classes: Tensor) -> Tensor:
+        """Dense rows of any classes, wherever they are kept; the other ranks ask for theirs at the same time."""
+        if self.shard.group is None:
+            return self.rows(classes)
+        (asked,) = self.shard.gather(classes)
+        everyone = torch.cat(asked)
+        rows = torch.zeros(len(everyone), self.V.shape[1], dtype=self.V.dtype, device=self.V.device)
+        here, kept = self._kept(everyone)
+        rows[here] = self.rows(kept)
+        return self.shard.sum_(rows).split([len(part) for part in asked])[self.shard.rank]
+
+    def _kept(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of the classes are kept here, and in which rows of V."""
+        here = ((classes >= self.shard.start) & (classes < self.shard.stop)).nonzero().squeeze(1)
+        return here, classes[here] - self.shard.start
 
     @torch.no_grad()
     def dense_rows(self, rows: slice) -> Tensor:
@@ -145,31 +174,47 @@ class FactoredHead(Head):
 
     @property
     def weight(self) -> Tensor:
-        dense = torch.empty(self.num_classes, self.in_features, dtype=self.V.dtype, device=self.V.device)
+        dense = torch.empty(len(self.shard), self.in_features, dtype=self.V.dtype, device=self.V.device)
         for rows in self._row_chunks():
             dense[rows] = self.rows(rows)[:, : self.in_features]
-        return dense
+        return dense if self.shard.group is None else torch.cat(self.shard.gather(dense)[0])
 
     @property
     def bias(self) -> Tensor | None:
         if not self.has_bias:
             return None
-        return torch.cat([self.rows(rows)[:, self.in_features] for rows in self._row_chunks()])
+        kept = torch.cat([self.V.new_empty(0), *(self.rows(rows)[:, self.in_features] for rows in self._row_chunks())])
+        return kept if self.shard.group is None else torch.cat(self.shard.gather(kept)[0])
 
     @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
-        X = self.extended(H)
+        X, first, count = self.extended(H), self.shard.start, len(self.shard)
         if len(self.past) == 0:  # one frame: transform the N hidden vectors instead of the D rows
             XU, offset = X @ self.U.to(X.dtype).T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
-            for start in range(0, self.num_classes, rows):
-                yield start, torch.addmm(offset, XU, self.V[start : start + rows].T)
+            for start in range(0, count, rows):
+                yield first + start, torch.addmm(offset, XU, self.V[start : start + rows].T)
             return
-        for start in range(0, self.num_classes, rows):
-            yield start, X @ self.rows(slice(start, start + rows)).T
+        for start in range(0, count, rows):
+            yield first + start, X @ self.rows(slice(start, min(start + rows, count))).T
+
+    @torch.no_grad()
+    def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
+        if self.shard.group is None:
+            return super().topk(hidden, k, loss)
+        (batches,) = self.shard.gather(hidden.reshape(-1, self.in_features))
+        found = super().topk(torch.cat(batches), k, loss)  # among the rows kept here: k, or fewer where fewer are kept
+        scores, classes = (torch.cat(parts).T for parts in self.shard.gather(*(x.T.contiguous() for x in found)))
+        best = scores.topk(k)
+        mine = slice(len(torch.cat(batches[: self.shard.rank])) if self.shard.rank else 0, None)
+        shape = (*hidden.shape[:-1], k)
+        count = len(batches[self.shard.rank])
+        return TopK(best.values[mine][:count].reshape(shape), classes.gather(1, best.indices)[mine][:count].reshape(shape))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """All outputs, ``(..., D)``; for evaluation: no gradient flows through them."""
+        if self.shard.group is not None:
+            raise ValueError(f"a sharded head has no logits: N x {self.num_classes} numbers on every rank; use topk")
         H = hidden.reshape(-1, self.in_features)
         out = torch.empty(H.shape[0], self.num_classes, dtype=self.V.dtype, device=H.device)
         for start, o in self.logit_chunks(H, rows=max(1, CHUNK // max(1, H.shape[0]))):
@@ -182,6 +227,7 @@ class FactoredHead(Head):
     def set_weight(self, weight: Tensor) -> None:
         self._check_weight(weight)
         self.refactor()
+        weight = weight[self.shard.start : self.shard.stop]
         for rows in self._row_chunks():
             self.V[rows, : self.in_features] = weight[rows].to(self.V.dtype)
         self.refactor()
@@ -190,8 +236,19 @@ class FactoredHead(Head):
     def set_bias(self, bias: Tensor) -> None:
         self._check_bias(bias)
         self.refactor()
-        self.V[:, self.in_features] = bias.to(self.V.dtype)
+        self.V[:, self.in_features] = bias[self.shard.start : self.shard.stop].to(self.V.dtype)
         self.refactor()
+
+    @torch.no_grad()
+    def add_to_rows(self, classes: Tensor, increments: Tensor, scale: float) -> None:
+        """Add ``scale * increments`` (n, d) to the rows of W of these classes, all different."""
+        here: Tensor | slice = slice(None)
+        kept = classes
+        if self.shard.group is not None:
+            here, kept = self._kept(classes)
+        self.V[kept] = self.present(kept).addmm_(increments[here], self.U_inverse, alpha=scale)
+        if len(self.past) > 0:
+            self.frame[kept] = len(self.past)
 
     @torch.no_grad()
     def close_frame(self) -> None:
@@ -205,7 +262,7 @@ class FactoredHead(Head):
         """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
         U, w0 = self.U.to(self.V.dtype), self.w0.to(self.V.dtype)
         transforms = torch.cat([self.past @ U, U.unsqueeze(0)])
-        settled = len(self.past) == 0 and self.log_condition == 0
+        settled = len(self.past) == 0 and torch.equal(U, torch.eye(len(U), dtype=U.dtype, device=U.device)) and not w0.any()
         self.Q.zero_()
         self.w.zero_()
         for rows in self._row_chunks():
@@ -213,6 +270,8 @@ class FactoredHead(Head):
                 _transformed(self.V[rows], self.frame[rows], transforms).add_(w0)
             self.Q += gram_matrix(self.V[rows])
             self.w += self.V[rows].sum(0)
+        self.shard.sum_(self.Q)
+        self.shard.sum_(self.w)
         self.past = self.past[:0]
         self.frame.zero_()
         self.w0.zero_()
@@ -225,8 +284,17 @@ class FactoredHead(Head):
 
     def _row_chunks(self) -> Iterator[slice]:
         size = max(1, CHUNK // self.V.shape[1])
-        for start in range(0, self.num_classes, size):
-            yield slice(start, min(start + size, self.num_classes))
+        for start in range(0, len(self.shard), size):
+            yield slice(start, min(start + size, len(self.shard)))
+
+    def _draw(self, std: float) -> None:
+        """Normal weights, the same whatever the number of ranks: each block of classes has a seed of its own."""
+        seed, block = int(torch.randint(2**62, ())), 4096
+        for first in range(self.shard.start // block * block, self.shard.stop, block):
+            generator = torch.Generator().manual_seed(seed + first)
+            drawn = std * torch.randn(block, self.in_features, generator=generator)
+            start, stop = max(first, self.shard.start), min(first + block, self.shard.stop)
+            self.V[start - self.shard.start : stop - self.shard.start, : self.in_features] = drawn[start - first : stop - first]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """``.to(dtype)`` concerns V and the frames, float32 at least; the small state stays as precise as it is."""
@@ -280,7 +348,7 @@ class _FactoredStatistics(torch.autograd.Function):
             X = head.extended(H)
             HQ = X @ head.Q.to(X.dtype)
             unique, inverse = classes.unique(return_inverse=True)
-            W_c = head.rows(unique)[inverse]
+            W_c = head.class_rows(unique)[inverse]
             s, q = X @ head.w.to(X.dtype), torch.linalg.vecdot(X, HQ)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, HQ, W_c, unique, inverse)

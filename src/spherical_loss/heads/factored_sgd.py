@@ -32,6 +32,7 @@ from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, target_rows
 from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead, weighted_sum
+from spherical_loss.heads.shard import Shard
 
 LARGE_STEP = 0.25  # norm of A' from which a frame is closed rather than B inverted
 POLISH = 16  # steps after which a Newton step squares the error of U^-1 away, so that it does not add up
@@ -92,7 +93,8 @@ class FactoredSGD(torch.optim.Optimizer):
                 "FactoredSGD found no gradient: call loss(head(hidden, target)).backward() after the last zero_grad() or "
                 "step(), with the head in train() mode"
             )
-        return batches[0] if len(batches) == 1 else _joined(batches)
+        batch = batches[0] if len(batches) == 1 else _joined(batches)
+        return batch if self.head.shard.group is None else _gathered(batch, self.head.shard)
 
 
 def _joined(batches: list[Backward]) -> Backward:
@@ -103,6 +105,16 @@ def _joined(batches: list[Backward]) -> Backward:
     g_c = torch.cat([F.pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
     H, Y, P, g_s, g_q = (torch.cat(parts) for parts in zip(*(b[:5] for b in batches), strict=True))
     return Backward(H, Y, P, g_s, g_q, g_c, unique, inverse)
+
+
+def _gathered(batch: Backward, shard: Shard) -> Backward:
+    """The backward passes of all ranks as one, that of the mean of their losses; their floats travel as one tensor."""
+    floats = [batch.H, batch.Y, batch.P, batch.g_s.unsqueeze(1), batch.g_q.unsqueeze(1), batch.g_c]
+    classes, packed = map(torch.cat, shard.gather(batch.unique[batch.inverse], torch.cat(floats, 1)))
+    unique, inverse = classes.unique(return_inverse=True)
+    H, *gradients = packed.split([x.shape[1] for x in floats], 1)
+    Y, P, g_s, g_q, g_c = (g / shard.ranks for g in gradients)
+    return Backward(H.contiguous(), Y, P, g_s.squeeze(1), g_q.squeeze(1), g_c, unique, inverse)
 
 
 def _target_rows(batch: Backward) -> Tensor:
@@ -215,9 +227,7 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     else:
         _update_inverse(head, times_A, norm, r)
 
-    head.V[unique] = head.present(unique).addmm_(R, head.U_inverse, alpha=-lr)
-    if len(head.past) > 0:
-        head.frame[unique] = len(head.past)
+    head.add_to_rows(unique, R, -lr)
     head.backwards.clear()
     if len(head.past) >= MAX_FRAMES:
         head.refactor()

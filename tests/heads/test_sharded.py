@@ -1,0 +1,165 @@
+"""The factored head over several processes: real ones, with gloo, against one process with the whole batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import spherical_loss as sl
+from spherical_loss.heads import FactoredHead, FactoredSGD, factored_sgd
+from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
+
+from .reference import random_batch
+
+N, d, D = 24, 6, 41  # 41 rows over 2 ranks: 21 and 20; over 4: 11, 11, 11 and 8
+
+
+def loss_of(step: int) -> sl.Loss:
+    return sl.TaylorSoftmaxLoss() if step % 2 else sl.SphericalSoftmaxLoss(0.1)
+
+
+def trained(head: FactoredHead, steps: range, lr: float = 3.0, classes: int = D) -> list[torch.Tensor]:
+    """Each rank takes its part of the batch; the parts are equal, so that the mean of means is the mean."""
+    optimizer = FactoredSGD(head, lr, weight_decay=1e-4, max_grad_norm=2.0)
+    rank, ranks = head.shard.rank, head.shard.ranks
+    gradients = []
+    for step in steps:
+        hidden, target, _ = random_batch(N, d, classes, seed=step)
+        mine = slice(rank * N // ranks, (rank + 1) * N // ranks)
+        H = hidden[mine].to(head.V.dtype).requires_grad_()
+        optimizer.zero_grad()
+        loss_of(step)(head(H, target[mine])).backward()
+        optimizer.step()
+        gradients.append(H.grad)
+    return gradients
+
+
+def start(rank: int, ranks: int, folder: str, timeout: float = 60.0) -> dist.ProcessGroup:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store{ranks}", rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
+    )
+    return dist.group.WORLD
+
+
+def new_head(group: dist.ProcessGroup | None, classes: int = D) -> FactoredHead:
+    torch.manual_seed(0)
+    return FactoredHead(d, classes, group=group).double()
+
+
+def _train(rank: int, ranks: int, folder: str, steps: int) -> None:
+    group = start(rank, ranks, folder)
+    factored_sgd.MAX_CONDITION, factored_sgd.MAX_FRAMES = 20.0, 5
+    head = new_head(group)
+    gradients = trained(head, range(steps))
+    hidden, _, _ = random_batch(rank + 2, d, D, seed=99)  # a batch of another length on every rank
+    found = head.topk(hidden, 9, sl.TaylorSoftmaxLoss())
+    save_checkpoint(head, f"{folder}/saved-by-{ranks}")
+    state = {"weight": head.weight, "bias": head.bias, "Q": head.Q, "w": head.w, "gradient": gradients[-1], "rows": len(head.V)}
+    torch.save({**state, "topk": found.classes, "hidden": hidden}, f"{folder}/{ranks}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_equal_to_one_process_and_loadable_by_any_number(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(factored_sgd, "MAX_CONDITION", 20.0)
+    monkeypatch.setattr(factored_sgd, "MAX_FRAMES", 5)
+    steps = {1: 200, 2: 2000, 4: 300}[ranks]
+    mp.spawn(_train, (ranks, str(tmp_path), steps), nprocs=ranks)
+    alone = new_head(None)
+    gradients = trained(alone, range(steps))
+    parts = [torch.load(tmp_path / f"{ranks}-{rank}.pt", weights_only=True) for rank in range(ranks)]
+    for part in parts:
+        for name in ("weight", "bias", "Q", "w"):
+            torch.testing.assert_close(part[name], getattr(alone, name), rtol=1e-6, atol=1e-8)
+        assert torch.equal(part["topk"], alone.topk(part["hidden"], 9, sl.TaylorSoftmaxLoss()).classes)
+    assert [part["rows"] for part in parts] == [len(rows) for rows in torch.arange(D).chunk(ranks)]
+    gradient = torch.cat([part["gradient"] for part in parts]) / ranks
+    torch.testing.assert_close(gradient, gradients[-1], rtol=1e-6, atol=1e-9)
+
+    loaded = FactoredHead(d, D, init="zero").double()
+    load_checkpoint(loaded, tmp_path / f"saved-by-{ranks}")
+    torch.testing.assert_close(loaded.weight, alone.weight, rtol=1e-6, atol=1e-8)
+    assert loaded.steps == steps
+    others = 3 if ranks == 2 else 2
+    mp.spawn(_reload, (others, str(tmp_path), f"saved-by-{ranks}", steps), nprocs=others)
+    trained(alone, range(steps, steps + 20))
+    for rank in range(others):
+        continued = torch.load(tmp_path / f"continued-{rank}.pt", weights_only=True)
+        torch.testing.assert_close(continued, alone.weight, rtol=1e-6, atol=1e-8)
+
+
+def _reload(rank: int, ranks: int, folder: str, name: str, steps: int) -> None:
+    head = FactoredHead(d, D, init="zero", group=start(rank, ranks, folder)).double()
+    load_checkpoint(head, f"{folder}/{name}")
+    trained(head, range(steps, steps + 20))
+    torch.save(head.weight, f"{folder}/continued-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _count_bytes(rank: int, ranks: int, folder: str) -> None:
+    group = start(rank, ranks, folder)
+    sent = []
+    for classes in (1_000, 50_000):
+        head = FactoredHead(d, classes, init="zero", group=group)
+        before = head.shard.sent
+        trained(head, range(10), lr=1e-3, classes=1_000)  # the same targets for both
+        sent.append(head.shard.sent - before)
+    if rank == 0:
+        torch.save(sent, f"{folder}/sent.pt")
+    dist.destroy_process_group()
+
+
+def test_a_step_exchanges_nothing_that_grows_with_the_classes(tmp_path):
+    mp.spawn(_count_bytes, (2, str(tmp_path)), nprocs=2)
+    small, large = torch.load(tmp_path / "sent.pt", weights_only=True)
+    assert small == large > 0
+    width = 8  # columns: d, the bias, and one empty
+    assert small <= 10 * 4 * (4 * (N // 2) * width + 20 * N)  # W_c of all, H, Y and P of its own; some numbers an example
+
+
+def _dies(rank: int, ranks: int, folder: str) -> None:
+    head = new_head(start(rank, ranks, folder, timeout=10))
+    trained(head, range(3))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        trained(head, range(3, 6))
+    except ConnectionError as error:
+        Path(folder, "message").write_text(f"{time.monotonic() - began} {error}")
+    os._exit(0)  # without the farewell of a group that is broken
+
+
+def test_a_rank_that_dies_stops_the_others_with_a_message(tmp_path):
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=_dies, args=(rank, 2, str(tmp_path))) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, -signal.SIGKILL]
+    seconds, message = (tmp_path / "message").read_text().split(" ", 1)
+    assert float(seconds) < 60  # gloo notices at once; a silent network would take the timeout of the group
+    assert "rank 0 of 2" in message
+    assert "torchrun --max-restarts" in message
+
+
+def test_a_sharded_head_has_no_logits(tmp_path):
+    start(0, 1, str(tmp_path))
+    try:
+        head = FactoredHead(d, D, group=dist.group.WORLD)
+        with pytest.raises(ValueError, match="use topk"):
+            head.logits(torch.randn(2, d))
+        with pytest.raises(FileNotFoundError, match="no checkpoint"):
+            load_checkpoint(head, tmp_path / "nothing")
+    finally:
+        dist.destroy_process_group()
