@@ -266,7 +266,7 @@ def test_no_second_matrix_of_the_size_of_the_weights(monkeypatch):
     monkeypatch.setattr(factored, "CHUNK", 4096)
     monkeypatch.setattr(factored_sgd, "MAX_CONDITION", 3.0)
     monkeypatch.setattr(factored_sgd, "MAX_FRAMES", 4)
-    d, D = 15, 5000
+    d, D = 15, 40_000
     with LargestTensor() as made:
         head = FactoredHead(d, D)
     assert sum(size > D * d / 4 for size in made.sizes) == 1  # V itself

@@ -62,8 +62,8 @@ def test_values_gradients_and_steps(Kind, case, shape, bias):
     N, d, D, ignored = shape
     torch.manual_seed(1)
     head = Kind(d, D, bias=bias).double()
-    if bias:
-        head.set_bias(torch.randn(D, dtype=torch.float64))
+    if bias:  # away from o = 0, where the cosine of one class has no derivative
+        head.set_bias(1 + torch.rand(D, dtype=torch.float64))
     reference, loss, optimizer = DenseReference(head.weight, head.bias), case.make(), optimizer_of(head, lr=0.05)
     for step in range(6):
         hidden, target, _ = random_batch(N, d, D, seed=step, ignored=ignored)
