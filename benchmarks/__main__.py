@@ -1,6 +1,6 @@
 """``python -m benchmarks``: all comparisons in one run, as tables; the figures go to results/bench.json.
 
-Ratios of medians of interleaved repetitions (A B A B ...). Name some of ``losses``, ``heads`` to run only those. The largest
+Ratios of medians of interleaved repetitions (A B A B ...). Name some of the parts to run only those. The largest
 size needs some 16 GiB of memory.
 """
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import heads, losses
+from benchmarks import heads, losses, mnist_step
 
 RESULTS = Path(__file__).parent.parent / "results"
-PARTS = {"losses": losses.run, "heads": lambda: heads.run(RESULTS)}
+PARTS = {"losses": losses.run, "heads": lambda: heads.run(RESULTS), "mnist": mnist_step.run}
 
 
 def main() -> None:

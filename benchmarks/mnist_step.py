@@ -1,25 +1,24 @@
 """The engine's MNIST training step beside a plain PyTorch script of the same network, with the same random images.
 
-    python -m benchmarks.mnist_step [--steps 30]
-
-A (the plain script) and B (the engine) take turns, step by step, so that what else the machine does hits both alike; the
-medians are compared. The data pipeline is timed on its own, as a share of the engine's step.
+The plain script and the engine take turns, step by step. The data pipeline is timed on its own too.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.timing import Work, interleaved, readable, show
 from spherical_loss.experiments import models
 from spherical_loss.experiments.images import Images
 from spherical_loss.experiments.losses import make_loss
+
+Row = dict[str, Any]
 
 N, BATCH, LR = 10_000, 200, 0.01
 
@@ -48,7 +47,8 @@ def plain_network() -> nn.Sequential:
 def plain_step(data: Images) -> Callable[[Tensor], None]:
     """What one would write without the engine: images as float tensors, torch's own network, loss and optimizer."""
     x_all = ((data.images.permute(0, 3, 1, 2).float() - 33) / 78).contiguous(memory_format=torch.channels_last)
-    network = plain_network().to(memory_format=torch.channels_last)
+    network = plain_network()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub leaves it out
     optimizer = torch.optim.SGD(network.parameters(), LR, momentum=0.9, nesterov=True)
 
     def step(rows: Tensor) -> None:
@@ -62,7 +62,8 @@ def plain_step(data: Images) -> Callable[[Tensor], None]:
 def engine_step(data: Images, loss_name: str) -> Callable[[Tensor], None]:
     """The body of ``train_epoch``."""
     loss = make_loss(loss_name, {})
-    network = models.start(models.mnist_network(30, 10, "relu"), loss, data.frequencies).to(memory_format=torch.channels_last)
+    network = models.start(models.mnist_network(30, 10, "relu"), loss, data.frequencies)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(network.parameters(), LR, momentum=0.9, nesterov=True)
 
     def step(rows: Tensor) -> None:
@@ -75,44 +76,28 @@ def engine_step(data: Images, loss_name: str) -> Callable[[Tensor], None]:
     return step
 
 
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def measure(loss_name: str, steps: int) -> dict[str, float]:
-    """Median seconds of the plain step, of the engine's step with this loss, and of making a batch."""
+def compare(loss_name: str, repeats: int) -> Row:
+    """The plain step with cross-entropy, the engine's step with this loss, and the making of a batch, in turn."""
     torch.manual_seed(0)
     data = random_images()
     plain, engine = plain_step(data), engine_step(data, loss_name)
-    seconds: dict[str, list[float]] = {"plain": [], "engine": [], "data": []}
-    for i in range(steps + 3):
-        rows = torch.randperm(N)[:BATCH]
-        took = {
-            "plain": timed(lambda: plain(rows)),  # noqa: B023 (called at once)
-            "engine": timed(lambda: engine(rows)),  # noqa: B023
-            "data": timed(lambda: data.batch(rows)),  # noqa: B023
-        }
-        if i >= 3:  # the first ones warm up
-            for name, value in took.items():
-                seconds[name].append(value)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    rows = itertools.cycle(torch.randperm(N).split(BATCH))
+    work: dict[str, Work] = {
+        "plain": lambda: plain(next(rows)),
+        "engine": lambda: engine(next(rows)),
+        "data": lambda: data.batch(next(rows)),
+    }
+    times = interleaved(work, repeats, warmup=3)
+    ratio, share = times["engine"].median / times["plain"].median, times["data"].median / times["engine"].median
+    return {"loss": loss_name, **times, "ratio": ratio, "data_share": share}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30, help="steps of each (default: %(default)s)")
-    steps = parser.parse_args().steps
-    print(f"MNIST training step, batch {BATCH}, {torch.get_num_threads()} threads, medians of {steps} interleaved steps")
-    for loss_name in ("softmax", "taylor", "spherical", "abs", "mse"):
-        median = measure(loss_name, steps)
-        ratio, share = median["engine"] / median["plain"], median["data"] / median["engine"]
-        print(
-            f"  {loss_name:<10} plain {1e3 * median['plain']:7.2f} ms   engine {1e3 * median['engine']:7.2f} ms   "
-            f"ratio {ratio:.3f}   data pipeline {share:.2%} of the step"
-        )
-
-
-if __name__ == "__main__":
-    main()
+def run(repeats: int = 30) -> list[Row]:
+    results = [compare(name, repeats) for name in ("softmax", "taylor", "spherical", "abs", "mse")]
+    table = [
+        [r["loss"], readable(r["plain"].median), readable(r["engine"].median), f"{r['ratio']:.3f}", f"{r['data_share']:.2%}"]
+        for r in results
+    ]
+    title = f"MNIST training step, batch {BATCH} (to reach: ratio 1, data 5%)"
+    show(title, ["", "plain script", "engine", "ratio", "data / step"], table)
+    return results

@@ -19,6 +19,7 @@ def test_both_networks_are_the_same() -> None:
 
 
 def test_it_measures() -> None:
-    median = mnist_step.measure("taylor", steps=1)
-    assert set(median) == {"plain", "engine", "data"}
-    assert all(seconds > 0 for seconds in median.values())
+    row = mnist_step.compare("taylor", repeats=1)
+    assert row["loss"] == "taylor"
+    assert row["ratio"] == row["engine"].median / row["plain"].median > 0
+    assert row["data_share"] == row["data"].median / row["engine"].median > 0
