@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from spherical_loss.experiments.settings import Run
 
@@ -35,6 +35,9 @@ class Reporter:
 
     def finished(self, run: Run, result: dict[str, Any]) -> None:
         """A run is finished, or has diverged."""
+
+    def note(self, run: Run, text: str) -> None:
+        """Something out of the ordinary about a run."""
 
 
 def outcome(run: Run, result: dict[str, Any]) -> str:
@@ -83,6 +86,9 @@ class PlainReporter(Reporter):
         self.done += 1
         self.line(outcome(run, result))
 
+    def note(self, run: Run, text: str) -> None:
+        self.line(f"{run.loss}, seed {run.seed}: {text}")
+
 
 def duration(seconds: float) -> str:
     """
@@ -95,7 +101,7 @@ def duration(seconds: float) -> str:
 
 
 class LiveReporter(Reporter):
-    """Two bars: all runs, with the time left, and the run under way, with its losses and error.
+    """Bars: all runs, with the time left, and each run under way, with its losses and error.
 
     The time left counts every run at its full number of epochs; early stopping makes it an upper limit.
     """
@@ -110,9 +116,10 @@ class LiveReporter(Reporter):
             console=console,
         )
         self.all = self.progress.add_task("all runs", total=runs, text=f"0/{runs}")
-        self.one = self.progress.add_task("", total=1, text="", visible=False)
+        self.bars: dict[Run, TaskID] = {}  # of the runs under way, as are these:
+        self.parts: dict[Run, float] = {}
         self.runs, self.done = runs, 0
-        self.text = ""
+        self.text: dict[Run, str] = {}
 
     def __enter__(self) -> Reporter:
         self.progress.start()
@@ -125,25 +132,35 @@ class LiveReporter(Reporter):
         self.finished(run, result)
 
     def started(self, run: Run, epoch: int) -> None:
-        self.text = f"goes on after epoch {epoch}" if epoch else ""
+        text = self.text[run] = f"goes on after epoch {epoch}" if epoch else ""
         label = f"{run.loss}, seed {run.seed}"
-        self.progress.reset(
-            self.one, total=run.settings.epochs, completed=epoch, description=label, text=self.text, visible=True
-        )
+        if run in self.bars:  # its process died
+            self.progress.remove_task(self.bars[run])
+        self.bars[run] = self.progress.add_task(label, total=run.settings.epochs, completed=epoch, text=text)
 
     def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
-        at = epoch + step / steps
-        self.progress.update(self.one, completed=at, text=f"epoch {epoch + 1}, loss {loss:.4g}; {self.text}")
-        self.progress.update(self.all, completed=self.done + at / run.settings.epochs)
+        self.at(run, epoch + step / steps, f"epoch {epoch + 1}, loss {loss:.4g}; {self.text[run]}")
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        self.text = epoch_text(record)
+        self.text[run] = epoch_text(record)
+        self.at(run, record["epoch"], f"epoch {record['epoch']}; {self.text[run]}")
+
+    def at(self, run: Run, epochs: float, text: str) -> None:
+        """Move the bar of ``run``, and the bar of all."""
+        self.progress.update(self.bars[run], completed=epochs, text=text)
+        self.parts[run] = epochs / run.settings.epochs
+        self.progress.update(self.all, completed=self.done + sum(self.parts.values()))
 
     def finished(self, run: Run, result: dict[str, Any]) -> None:
         self.done += 1
-        self.progress.update(self.all, completed=self.done, text=f"{self.done}/{self.runs}")
-        self.progress.update(self.one, visible=False)
+        self.parts.pop(run, None)
+        if run in self.bars:
+            self.progress.remove_task(self.bars.pop(run))
+        self.progress.update(self.all, completed=self.done + sum(self.parts.values()), text=f"{self.done}/{self.runs}")
         self.progress.console.print(outcome(run, result), markup=False, highlight=False)
+
+    def note(self, run: Run, text: str) -> None:
+        self.progress.console.print(f"{run.loss}, seed {run.seed}: {text}", markup=False, highlight=False)
 
 
 def make_reporter(console: Console, runs: int, quiet: bool) -> Reporter:

@@ -7,6 +7,7 @@
         checkpoint.pt       everything needed to go on, while the run is not finished
         best.safetensors    the weights of the best epoch, once finished
         result.json         the last file written: the run is finished, or has diverged
+        lock                held by the process that trains the run
 
 Every file but metrics.jsonl is written to a temporary name, synced, and renamed: at any moment it is the old one or the new
 one. metrics.jsonl grows by a line per epoch and is cut back to the checkpoint's epoch when a run goes on.
@@ -19,6 +20,8 @@ import io
 import json
 import os
 import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ import torch
 from torch import Tensor
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.locks import locked
 from spherical_loss.experiments.settings import Run
 
 PARTIAL = ".partial"
@@ -102,11 +106,20 @@ class RunFolder:
         self.run = run
         self.path = root / run.task / run.name
 
-    def create(self) -> None:
+    def lock(self, wait: bool, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        """Keep other processes out of this folder; see :func:`~spherical_loss.experiments.locks.locked`."""
+        self._make()
+        return locked(self.path / "lock", wait, waiting)
+
+    def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise UserError(f"{self.path} is in the way: it is not a folder; move it, or choose another with --out") from error
+
+    def create(self) -> None:
+        """The folder and what describes the run."""
+        self._make()
         for leftover in self.path.glob(f"*{PARTIAL}"):  # of a killed process
             leftover.unlink()
         for name, content in (("config.json", self.run.as_dict()), ("environment.json", environment())):

@@ -38,6 +38,8 @@ class Progress:
     stale: int = 0
     """Epochs since the best one."""
     history: list[dict[str, Any]] = field(default_factory=list)
+    start: dict[str, float | None] | None = None
+    """The validation before the first step, where the task asks for it."""
     best_weights: dict[str, Tensor] = field(default_factory=dict)
 
     def finished(self, settings: Settings) -> bool:
@@ -50,17 +52,30 @@ def train(
     reporter: Reporter,
     checkpoint_seconds: float = 10.0,
     tensorboard: bool = False,
+    wait: bool = True,
 ) -> dict[str, Any]:
     """Train ``run`` in its folder under ``root`` and return its result; a finished run's result is only read.
+
+    A run that another process is training is waited for, or, without ``wait``, a
+    :class:`~spherical_loss.experiments.locks.BusyError`.
+    """
+    folder = RunFolder(root, run)
+    if (result := folder.result()) is None:
+        with folder.lock(wait, lambda: reporter.note(run, "another process is training it; waiting for its result")):
+            if (result := folder.result()) is None:
+                return train_in(folder, reporter, checkpoint_seconds, tensorboard)
+    reporter.kept(run, result)
+    return result
+
+
+def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, tensorboard: bool) -> dict[str, Any]:
+    """Train the run of ``folder``, from its checkpoint if it has one.
 
     The order of the examples depends on the seed and the epoch alone, so a run that goes on from a checkpoint makes the same
     steps as one that was never stopped, and checkpoints are needed no more often than ``checkpoint_seconds``.
     """
-    folder = RunFolder(root, run)
-    if (result := folder.result()) is not None:
-        reporter.kept(run, result)
-        return result
     folder.create()
+    run = folder.run
     task, settings = TASKS[run.task], run.settings
     device = torch.device(settings.device)
     if device.type == "cuda":  # same seed, same numbers; on the CPU this is so already
@@ -71,7 +86,7 @@ def train(
     train_set, valid_set, test_set = (part.to(device) for part in splits)
     loss = make_loss(run.loss, run.loss_options).to(device)
     network = task.network(settings, train_set, loss).to(device)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.to(memory_format=torch.channels_last)
     optimizer = task.optimizer(network, settings)
 
     progress = Progress()
@@ -81,6 +96,8 @@ def train(
     saved = time.monotonic()
     reporter.started(run, progress.epoch)
     try:
+        if task.start and progress.start is None:
+            progress.start = task.evaluate(network, loss, valid_set)
         while not progress.finished(settings):
             began = time.perf_counter()
             train_loss = train_epoch(network, loss, optimizer, train_set, run, progress.epoch, reporter)
@@ -105,7 +122,7 @@ def train(
         network.load_state_dict(progress.best_weights)
         result = finished_result(progress, task.evaluate(network, loss, test_set))
         folder.finish(result, progress.best_weights)
-    except DivergedError as why:
+    except (DivergedError, FloatingPointError) as why:  # the factored head's step finds out by itself
         result = {"status": "diverged", "epoch": progress.epoch + 1, "reason": str(why)}
         folder.finish(result, None)
     finally:
@@ -169,11 +186,14 @@ def after_epoch(
 
 def finished_result(progress: Progress, test: dict[str, float | None]) -> dict[str, Any]:
     seconds = [record["seconds"] for record in progress.history]
+    start = {} if progress.start is None else {"start": progress.start}
     return {
         "status": "finished",
         "best_epoch": progress.best_epoch,
         "epochs": progress.epoch,
         "seconds_per_epoch": sum(seconds) / len(seconds),
+        "seconds_to_best": sum(seconds[: progress.best_epoch]),
+        **start,
         "valid": progress.history[progress.best_epoch - 1]["valid"],
         "test": test,
     }

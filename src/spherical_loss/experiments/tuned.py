@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.locks import locked
 from spherical_loss.experiments.runs import to_json, write_atomically
 
 TUNED = Path(__file__).with_name("tuned.json")
@@ -37,8 +38,10 @@ def tuned_values(task: str, loss: str, path: Path | None = None) -> dict[str, fl
 
 
 def store_tuned(task: str, loss: str, values: dict[str, float], found: dict[str, Any], path: Path | None = None) -> None:
-    """Put the values of one task and loss in the file, in the order of the alphabet."""
-    tuned = read_tuned(path)
-    tuned.setdefault(task, {})[loss] = {"values": values, "found": found}
-    ordered = {name: dict(sorted(tuned[name].items())) for name in sorted(tuned)}
-    write_atomically(path or TUNED, to_json(ordered))
+    """Put the values of one task and loss in the file, in the order of the alphabet; one process at a time."""
+    path = path or TUNED
+    with locked(path.with_name(path.name + ".lock")):
+        tuned = read_tuned(path)
+        tuned.setdefault(task, {})[loss] = {"values": values, "found": found}
+        ordered = {name: dict(sorted(tuned[name].items())) for name in sorted(tuned)}
+        write_atomically(path, to_json(ordered))
