@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import heads, losses, mnist_step
+from benchmarks.timing import RESULTS
 
-RESULTS = Path(__file__).parent.parent / "results"
-PARTS = {"losses": losses.run, "heads": lambda: heads.run(RESULTS), "mnist": mnist_step.run}
+PARTS = {"losses": losses.run, "heads": heads.run, "mnist": mnist_step.run}
 
 
 def main() -> None:

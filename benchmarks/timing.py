@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 Work = Callable[[], object]
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 class Time(NamedTuple):

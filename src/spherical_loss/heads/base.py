@@ -207,5 +207,10 @@ def target_rows(H: Tensor, g_c: Tensor, inverse: Tensor, n: int) -> Tensor:
     return R
 
 
+def weighted_sum(g: Tensor, rows: Tensor) -> Tensor:
+    """``sum_k g_nk rows_nk``, (N, d); one target per example is by far the most common case."""
+    return g * rows.squeeze(1) if g.shape[1] == 1 else torch.einsum("nk,nkd->nd", g, rows)
+
+
 def he_std(in_features: int) -> float:
     return math.sqrt(2 / in_features)

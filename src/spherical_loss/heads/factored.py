@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std
+from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std, weighted_sum
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
@@ -334,11 +334,6 @@ def _transformed(rows: Tensor, frames: Tensor, transforms: Tensor) -> Tensor:
             stale = (frames == k).nonzero().squeeze(1)
             rows[stale] = rows[stale] @ transforms[k]
     return rows
-
-
-def weighted_sum(g: Tensor, rows: Tensor) -> Tensor:
-    """``sum_k g_nk rows_nk``, (N, d); one target per example is by far the most common case."""
-    return g * rows.squeeze(1) if g.shape[1] == 1 else torch.einsum("nk,nkd->nd", g, rows)
 
 
 class _FactoredStatistics(torch.autograd.Function):

@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.heads.base import full_precision, target_rows
-from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead, weighted_sum
+from spherical_loss.heads.base import full_precision, target_rows, weighted_sum
+from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead
 from spherical_loss.heads.shard import Shard
 
 LARGE_STEP = 0.25  # norm of A' from which a frame is closed rather than B inverted

@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spherical_loss.heads.base import CHUNK, full_precision, target_rows
+from spherical_loss.heads.base import CHUNK, full_precision, target_rows, weighted_sum
 from spherical_loss.heads.dense import ParameterHead
 from spherical_loss.statistics import statistics_dtype, widened
 
 BLOCK = 256  # columns of a block of the symmetric Gram matrix; fastest of 96 .. 384 at D=50,257, d=768
+
+
+ROWS = 1024  # of W in a product with A, so that what is added to them finds them in the cache
 
 
 class Plan(NamedTuple):
@@ -92,7 +95,7 @@ class _GramStatistics(torch.autograd.Function):
         with full_precision(H.device):
             X = H.to(dtype)
             if ctx.needs_input_grad[0]:
-                grad_H = torch.einsum("nk,nkd->nd", g_c, W[classes].to(dtype))
+                grad_H = weighted_sum(g_c, W[classes].to(dtype))
                 grad_H.addr_(g_s, w).addcmul_(g_q.unsqueeze(1), HQ if u is None else HQ + u)
                 grad_H = grad_H.to(H.dtype)
             a, t = X.T @ g_s, X.T @ g_q
@@ -100,8 +103,7 @@ class _GramStatistics(torch.autograd.Function):
                 grad_W = _product_with_A(X, g_q, W, a, ctx.form)
                 if b is not None:
                     grad_W.addr_(b.to(grad_W.dtype), t.to(grad_W.dtype))
-                unique, inverse = classes.unique(return_inverse=True)
-                grad_W.index_add_(0, unique, target_rows(X, g_c, inverse, len(unique)).to(grad_W.dtype))
+                _add_target_rows(grad_W, X, g_c, classes)
             if b is not None and ctx.needs_input_grad[2]:
                 grad_b = _product(W, t) + g_s.sum() + b.to(dtype) * g_q.sum()
                 grad_b = grad_b.index_add_(0, classes.flatten(), g_c.flatten()).to(b.dtype)
@@ -109,14 +111,21 @@ class _GramStatistics(torch.autograd.Function):
 
 
 def gram_matrix(W: Tensor) -> Tensor:
-    """``W^T W``, the upper blocks computed and the lower ones mirrored: nearly half of the operations of the full product."""
-    d, dtype = W.shape[1], widened(W.dtype)
-    Q = torch.zeros(d, d, dtype=dtype, device=W.device)
+    """``W^T W``."""
+    dtype = widened(W.dtype)
+    Q = torch.zeros(W.shape[1], W.shape[1], dtype=dtype, device=W.device)
     for rows in _row_chunks(W):
-        chunk = rows.to(dtype)
-        for i in range(0, d, BLOCK):
-            Q[i : i + BLOCK, i:] += chunk[:, i : i + BLOCK].T @ chunk[:, i:]
+        wide = rows.to(dtype)
+        Q += symmetric_product(wide, wide)
+    return Q
+
+
+def symmetric_product(X: Tensor, Y: Tensor) -> Tensor:
+    """``X^T Y`` that is known to be symmetric: the upper blocks computed, the lower ones mirrored, nearly half of the work."""
+    d = X.shape[1]
+    Q = torch.empty(d, d, dtype=X.dtype, device=X.device)
     for i in range(0, d, BLOCK):
+        Q[i : i + BLOCK, i:] = X[:, i : i + BLOCK].T @ Y[:, i:]
         Q[i + BLOCK :, i : i + BLOCK] = Q[i : i + BLOCK, i + BLOCK :].T
     return Q
 
@@ -149,11 +158,21 @@ def _product_with_A(X: Tensor, g_q: Tensor, W: Tensor, a: Tensor, form: str) -> 
     scaled = g_q.unsqueeze(1) * X
     grad = torch.empty_like(W, memory_format=torch.contiguous_format)
     if form == "gram":
-        A = X.T @ scaled
-        for rows, into in zip(_row_chunks(W), _row_chunks(grad), strict=True):
-            into.copy_(torch.addmm(a, rows.to(X.dtype), A)) if into.dtype != X.dtype else torch.addmm(a, rows, A, out=into)
+        A = symmetric_product(X, scaled)
+        for rows, into in zip(W.split(ROWS), grad.split(ROWS), strict=True):
+            into.copy_(rows.to(X.dtype) @ A + a) if into.dtype != X.dtype else torch.mm(rows, A, out=into).add_(a)
         return grad
     rows_per_chunk = max(1, CHUNK // max(1, X.shape[0]))
     for rows, into in zip(W.split(rows_per_chunk), grad.split(rows_per_chunk), strict=True):
         into.copy_(torch.addmm(a, rows.to(X.dtype) @ X.T, scaled))
     return grad
+
+
+def _add_target_rows(grad_W: Tensor, X: Tensor, g_c: Tensor, classes: Tensor) -> None:
+    """Add ``g_c h^T`` to the rows of the targets; in half precision the sum of each row is made in float32 first."""
+    if grad_W.dtype == X.dtype:
+        for k in range(classes.shape[1]):
+            grad_W.index_add_(0, classes[:, k], g_c[:, k : k + 1] * X)
+        return
+    unique, inverse = classes.unique(return_inverse=True)
+    grad_W.index_add_(0, unique, target_rows(X, g_c, inverse, len(unique)).to(grad_W.dtype))
