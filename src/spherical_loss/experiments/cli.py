@@ -36,7 +36,7 @@ class Compare:
 
     settings: Settings
     losses: tuple[str, ...]
-    """Which losses, of: mse, softmax, abs, spherical, taylor, z, bound."""
+    """Which losses, of: mse, softmax, abs, spherical, taylor, z, bound, bound-fixed."""
     runs: int
     """Runs per loss, each with its own split and initial weights."""
     seed: int = 0
@@ -73,7 +73,7 @@ def execute(options: Compare, task: str, name: str, title: str, console: Console
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}, but must be at least 1")
     losses = list(dict.fromkeys(options.losses))
-    runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), options.settings)
+    runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), options.settings, options.quiet)
     finished = comparison.execute(runs, options.out, console, options.quiet, options.tensorboard)
     comparison.report(name, title, finished, table_of(task, options.settings), options.out, console)
 
@@ -84,7 +84,7 @@ class Tune:
 
     settings: Settings
     loss: str = "taylor"
-    """Which loss, of: mse, softmax, abs, spherical, taylor, z, bound."""
+    """Which loss, of: mse, softmax, abs, spherical, taylor, z, bound, bound-fixed."""
     trials: int = 20
     """Trials that the study has in the end."""
     runs: int = 3

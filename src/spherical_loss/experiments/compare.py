@@ -12,21 +12,30 @@ from rich.console import Console
 from spherical_loss.experiments import paper
 from spherical_loss.experiments.progress import make_reporter
 from spherical_loss.experiments.runs import RunFolder, write_atomically
-from spherical_loss.experiments.settings import Run, Settings, check, check_loss, resolved
+from spherical_loss.experiments.settings import LanguageSettings, Run, Settings, check, check_loss, heads_of, resolved
 from spherical_loss.experiments.tables import Results, claim_cells, collect, markdown_table, result_cells, rich_table
-from spherical_loss.experiments.tasks import open_values
+from spherical_loss.experiments.tasks import TASKS, open_values
 from spherical_loss.experiments.train import train
 
 Finished = list[tuple[Run, dict[str, Any]]]
 
 
-def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Settings) -> list[Run]:
+def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Settings, quiet: bool = True) -> list[Run]:
     """The runs to make: seed by seed, so that a comparison stopped half-way has as many runs of each loss."""
     check(settings)
     for loss in losses:
         check_loss(loss, settings)
-    filled = {loss: resolved(settings, loss, open_values(task, loss)) for loss in losses}
-    return [Run(task, loss, seed, filled[loss]) for seed in seeds for loss in losses]
+    settings = TASKS[task].prepare(settings, quiet)
+    filled = [(loss, each) for loss in losses for each in each_head(resolved(settings, loss, open_values(task, loss)), loss)]
+    return [Run(task, loss, seed, each) for seed in seeds for loss, each in filled]
+
+
+def each_head(settings: Settings, loss: str) -> list[Settings]:
+    """The settings once for every head that they name and the loss works with."""
+    if not isinstance(settings, LanguageSettings):
+        return [settings]
+    changes: list[dict[str, Any]] = [{"head": (head,)} for head in heads_of(loss, settings)]
+    return [dataclasses.replace(settings, **change) for change in changes]
 
 
 def execute(runs: Sequence[Run], out: Path, console: Console, quiet: bool, tensorboard: bool) -> Finished:

@@ -18,19 +18,24 @@ class LossEntry:
     make: Callable[..., Loss]
     defaults: dict[str, float | None] = field(default_factory=dict)
     search: dict[str, tuple[float, float]] = field(default_factory=dict)
+    in_family: bool = True
+    """Whether it is a function of the statistics, so that it works with every head."""
 
 
 # Z-loss: with D classes z_c is at most sqrt(D - 1), which is 3 for ten classes; a and b want tuning as eps does.
 LOSSES: dict[str, LossEntry] = {
     "mse": LossEntry("MSE", spherical_loss.SquaredErrorLoss),
-    "softmax": LossEntry("Log softmax", spherical_loss.SoftmaxLoss),
-    "abs": LossEntry("Log softmax abs", spherical_loss.AbsSoftmaxLoss),
+    "softmax": LossEntry("Log softmax", spherical_loss.SoftmaxLoss, in_family=False),
+    "abs": LossEntry("Log softmax abs", spherical_loss.AbsSoftmaxLoss, in_family=False),
     "spherical": LossEntry(
         "Log spherical softmax", spherical_loss.SphericalSoftmaxLoss, {"eps": DEFAULT_EPS}, {"eps": (1e-4, 1.0)}
     ),
     "taylor": LossEntry("Log Taylor softmax", spherical_loss.TaylorSoftmaxLoss),
     "z": LossEntry("Z-loss", spherical_loss.ZLoss, {"a": 1.0, "b": 3.0}, {"a": (0.1, 10.0), "b": (1.0, 30.0)}),
     "bound": LossEntry("Bound of log softmax", spherical_loss.SoftmaxBoundLoss, {"xi": None}),
+    "bound-fixed": LossEntry(
+        "Bound of log softmax, fixed xi", spherical_loss.SoftmaxBoundLoss, {"xi": 3.0}, {"xi": (1.0, 100.0)}
+    ),
 }
 
 LOSS_OPTIONS = ("eps", "a", "b", "xi")

@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.losses import LOSS_OPTIONS, LOSSES, make_loss
@@ -61,6 +62,40 @@ class ImageSettings(Settings):
 
 
 @dataclass(frozen=True)
+class LanguageSettings(Settings):
+    """Settings of the language models."""
+
+    head: tuple[Literal["dense", "gram", "factored"], ...] = ("dense",)
+    """Output layers: dense computes the logits; gram and factored do not, and are exact all the same, for the losses of the
+    family. With several, the losses outside the family (softmax, abs) take the dense one alone."""
+    layers: int | None = None
+    """Hidden layers."""
+    width: int | None = None
+    """Units per hidden layer."""
+    context: int = 6
+    """Words that the next one is predicted from."""
+    embedding: int = 250
+    """Size of a word's embedding."""
+    output_rate: float | None = None
+    """Learning rate of the output layer, as a multiple of --lr."""
+    vocabulary: int | Literal["full"] = 10_000
+    """Words that are told apart, with <unk> and <eos>; full: all that occur --min-count times."""
+    min_count: int = 2
+    """How often a word of the full vocabulary occurs, at least."""
+    tokens: Literal["spaces", "words"] = "spaces"
+    """What a word is: whatever stands between spaces, or, in raw text, letters with inner apostrophes, digits with inner
+    points and commas, and every other character alone."""
+    file: str | None = None
+    """The text, in UTF-8 (for the task text)."""
+    words: int | None = None
+    """Train on the first so many words only."""
+    online: bool = False
+    """A single pass over the text, of which each epoch is a piece; else every epoch is a pass."""
+    corpus: Annotated[str | None, tyro.conf.Suppress] = None
+    """Checksum of the files, filled in by the task: runs on another text are other runs."""
+
+
+@dataclass(frozen=True)
 class Run:
     """One training: a task, a loss, a seed, and settings with nothing left open. The seed gives split and initial weights."""
 
@@ -85,6 +120,16 @@ class Run:
         return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     @property
+    def label(self) -> str:
+        """What sets it apart in a comparison: the loss, and the head if it is not the dense one.
+
+        >>> Run("ptb", "taylor", 3, LanguageSettings(head=("gram",))).label
+        'taylor/gram'
+        """
+        head = "".join(getattr(self.settings, "head", ("dense",)))
+        return self.loss if head == "dense" else f"{self.loss}/{head}"
+
+    @property
     def loss_options(self) -> dict[str, float | None]:
         return {key: getattr(self.settings, key) for key in LOSS_OPTIONS}
 
@@ -107,6 +152,7 @@ def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
 def check(settings: Settings) -> None:
     """Raise a :class:`UserError` for a value that makes no sense."""
     positive = {"lr", "eps", "a", "batch_size", "epochs", "patience", "halve_after", "width", "threads"}
+    positive |= {"context", "embedding", "output_rate", "min_count", "words"}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         option = "--" + field.name.replace("_", "-")
@@ -119,6 +165,19 @@ def check(settings: Settings) -> None:
         if field.name == "momentum" and not 0 <= value < 1:
             raise UserError(f"{option} is {value}, but must be at least 0 and below 1")
 
+    if isinstance(settings, LanguageSettings):
+        check_language(settings)
+
+
+def check_language(settings: LanguageSettings) -> None:
+    if settings.layers is not None and settings.layers < 0:
+        raise UserError(f"--layers is {settings.layers}, but must not be negative")
+    if settings.momentum or settings.weight_decay:
+        raise UserError(
+            f"--momentum is {settings.momentum} and --weight-decay {settings.weight_decay}, but the language models train with "
+            "plain SGD, whose steps touch the words of the batch only; both must be 0"
+        )
+
 
 def check_device(name: str) -> None:
     try:
@@ -129,9 +188,23 @@ def check_device(name: str) -> None:
 
 
 def check_loss(loss: str, settings: Settings) -> None:
-    """Raise a :class:`UserError` if the loss refuses an option."""
+    """Raise a :class:`UserError` if the loss refuses an option, or every head."""
+    if isinstance(settings, LanguageSettings) and not heads_of(loss, settings):
+        raise UserError(
+            f"--head is {' '.join(settings.head)}, but {loss} is outside the spherical family and needs the logits: add dense "
+            "to --head, or choose other --losses"
+        )
     given = {key: getattr(settings, key) for key in LOSSES[loss].defaults if getattr(settings, key) is not None}
     try:
         make_loss(loss, given)
     except ValueError as error:
         raise UserError(f"{loss}: {error}") from error
+
+
+def heads_of(loss: str, settings: LanguageSettings) -> tuple[str, ...]:
+    """The heads among ``settings.head`` that the loss works with.
+
+    >>> heads_of("softmax", LanguageSettings(head=("dense", "factored")))
+    ('dense',)
+    """
+    return settings.head if LOSSES[loss].in_family else tuple(head for head in settings.head if head == "dense")

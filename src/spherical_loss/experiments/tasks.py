@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from spherical_loss import Loss
-from spherical_loss.experiments import data, models
+from spherical_loss.experiments import corpora, data, models
 from spherical_loss.experiments.images import Images, Splits, split_images
+from spherical_loss.experiments.language import evaluate_language, language_model, language_optimizer
 from spherical_loss.experiments.losses import LOSSES
 from spherical_loss.experiments.metrics import evaluate_classifier
 from spherical_loss.experiments.models import Network
-from spherical_loss.experiments.settings import ImageSettings, Settings
+from spherical_loss.experiments.settings import ImageSettings, LanguageSettings, Settings
 from spherical_loss.experiments.tuned import tuned_values
+
+
+def unchanged(settings: Settings, quiet: bool) -> Settings:
+    return settings
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Task:
     losses: tuple[str, ...]
     runs: int
     load: Callable[[Any, int], Any]
-    network: Callable[[Any, Any, Loss], Network]
+    network: Callable[[Any, Any, Loss], Any]
     lr: float = 0.01
     """Initial learning rate of a loss that has not been tuned."""
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,8 +50,12 @@ class Task:
     """Where ``tune`` looks for the learning rate."""
     search: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Other settings that ``tune`` searches, such as layers and widths, and their ranges; integers, on a log scale."""
-    optimizer: Callable[[Network, Any], torch.optim.Optimizer] = models.sgd
-    evaluate: Callable[[Network, Loss, Any], dict[str, float | None]] = evaluate_classifier
+    optimizer: Callable[[Any, Any], torch.optim.Optimizer] = models.sgd
+    evaluate: Callable[[Any, Loss, Any], dict[str, float | None]] = evaluate_classifier
+    prepare: Callable[[Any, bool], Any] = unchanged
+    """``prepare(settings, quiet)`` makes the data ready, before any run, and gives the settings with what depends on them."""
+    start: bool = False
+    """Whether the network is validated before the first step, too."""
 
 
 def open_values(task: str, loss: str) -> dict[str, Any]:
@@ -98,6 +107,50 @@ def cifar_network(settings: ImageSettings, train: Images, loss: Loss) -> Network
     return models.start(models.cifar_network(settings.width, train.D, settings.activation), loss, train.frequencies)
 
 
+def language_task(
+    summary: str, find: corpora.Find, settings: LanguageSettings, losses: tuple[str, ...], values: dict[str, dict[str, Any]]
+) -> Task:
+    """A task of the language model on the files that ``find`` finds; ``values`` are the losses' learning rates and layers."""
+    return Task(
+        summary,
+        settings,
+        losses,
+        runs=1,
+        load=lambda settings, seed: corpora.load(find, settings),
+        network=language_model,
+        lr=1.0,
+        values=values,
+        lr_range=(0.01, 300.0),
+        search={"layers": (1, 4), "width": (200, 2000)},
+        optimizer=language_optimizer,
+        evaluate=evaluate_language,
+        prepare=partial(corpora.prepared, find),
+        start=True,
+    )
+
+
+def language_settings(**changes: Any) -> LanguageSettings:
+    """Plain SGD on minibatches of 250, by negative log-likelihood."""
+    common: dict[str, Any] = {"batch_size": 250, "momentum": 0.0, "monitor": "nll", "halve_after": 1}
+    return LanguageSettings(**{**common, **changes})
+
+
+# Learning rates are not comparable between losses: the outputs of the spherical ones start large, at their prior biases.
+RATES: dict[str, dict[str, Any]] = {
+    "softmax": {"lr": 0.3, "output_rate": 1.0},
+    "abs": {"lr": 0.3, "output_rate": 1.0},
+    "spherical": {"lr": 1.0, "output_rate": 1.0, "eps": 0.0198},
+    "taylor": {"lr": 1.0, "output_rate": 1.0},
+    "z": {"lr": 0.1, "output_rate": 1.0, "a": 0.1, "b": 30.0},
+    "mse": {"lr": 0.1, "output_rate": 1.0},
+    "bound": {"lr": 0.1, "output_rate": 1.0},
+    "bound-fixed": {"lr": 0.1, "output_rate": 1.0, "xi": 10.0},
+}
+TABLE_5 = {"spherical": {"layers": 3, "width": 1264}, "taylor": {"layers": 3, "width": 1427}}
+PTB_VALUES = {loss: {"layers": 2, "width": 809, **rates, **TABLE_5.get(loss, {})} for loss, rates in RATES.items()}
+ONLINE_VALUES = {loss: {"layers": 1, "width": 1000, **rates} for loss, rates in RATES.items()}
+LANGUAGE_LOSSES = ("softmax", "abs", "spherical", "taylor", "z")
+
 TASKS: dict[str, Task] = {
     "digits": Task(
         "scikit-learn's 1,797 digits of 8 x 8 and a small network: seconds, no download",
@@ -135,5 +188,40 @@ TASKS: dict[str, Task] = {
         runs=3,
         load=load_cifar100,
         network=cifar_network,
+    ),
+    "ptb": language_task(
+        "Penn Treebank, the paper's neural language model (table 5)",
+        corpora.ptb,
+        language_settings(epochs=20, patience=5),
+        LANGUAGE_LOSSES,
+        PTB_VALUES,
+    ),
+    "bounds": language_task(
+        "Penn Treebank, trained with the upper bounds of log-softmax: does the perplexity get worse than at the start?",
+        corpora.ptb,
+        language_settings(epochs=5, patience=5),
+        ("softmax", "bound", "bound-fixed"),
+        PTB_VALUES,
+    ),
+    "one-billion-word": language_task(
+        "One Billion Word, a vocabulary of 10,000, one pass over the shards that are there (table 6)",
+        corpora.one_billion_word,
+        language_settings(epochs=10, patience=10, online=True),
+        ("softmax", "spherical", "taylor"),
+        ONLINE_VALUES,
+    ),
+    "imdb": language_task(
+        "IMDB reviews, 27 million words, one pass; --vocabulary full has 115,517 words",
+        corpora.imdb,
+        language_settings(epochs=20, patience=20, online=True, tokens="words"),
+        ("softmax", "spherical", "taylor"),
+        ONLINE_VALUES,
+    ),
+    "text": language_task(
+        "any text file: --file corpus.txt --vocabulary 50000",
+        corpora.text,
+        language_settings(epochs=20, patience=5, tokens="words"),
+        ("softmax", "spherical", "taylor"),
+        ONLINE_VALUES,
     ),
 }

@@ -62,10 +62,10 @@ TOKENS: dict[str, Callable[[str], list[str]]] = {"spaces": split_spaces, "words"
 
 @dataclass(frozen=True)
 class Corpus:
-    """An encoded corpus: the vocabulary, most frequent first after the two markers, and an array of numbers per file."""
+    """An encoded corpus: the vocabulary, most frequent first after the two markers, and an array of numbers per group."""
 
     words: list[str]
-    parts: list[np.ndarray]
+    parts: Sequence[np.ndarray]
     types: int
     """Word types that the counted files have, in the vocabulary or not, without the markers."""
 
@@ -118,8 +118,8 @@ def decoded(data: bytes, path: Path, lines: int) -> str:
     except UnicodeDecodeError as error:
         line = lines + data.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"{path}: line {line} is not valid UTF-8 (byte 0x{data[error.start]:02x}); convert the file first, for example with "
-            "'iconv -f latin1 -t utf-8'"
+            f"{path}: line {line} is not valid UTF-8 (byte 0x{data[error.start]:02x}); convert the file first, for example "
+            "with 'iconv -f latin1 -t utf-8'"
         ) from error
 
 
@@ -152,7 +152,7 @@ def pruned(counts: Counter[str], most: int) -> Counter[str]:
 
 
 def choose_words(counts: Counter[str], vocabulary: int | str, min_count: int, name: str) -> list[str]:
-    """The vocabulary: ``<unk>``, ``<eos>``, and the most frequent words, ``vocabulary`` in all; or all seen ``min_count`` times.
+    """``<unk>``, ``<eos>`` and the most frequent words, ``vocabulary`` in all; or, for "full", all seen ``min_count`` times.
 
     >>> choose_words(Counter({"a": 3, "b": 1, "c": 3, "<eos>": 2}), 4, 1, "corpus.txt")
     ['<unk>', '<eos>', 'a', 'c']
@@ -194,7 +194,7 @@ def progress_bar(text: str, paths: Sequence[Path], quiet: bool) -> tqdm:
 
 
 def read_corpus(
-    paths: Sequence[Path],
+    groups: Sequence[Sequence[Path]],
     counted: int,
     tokens: str,
     vocabulary: int | str,
@@ -202,44 +202,53 @@ def read_corpus(
     cache: Path,
     quiet: bool = True,
 ) -> Corpus:
-    """The files as numbers of a vocabulary that the first ``counted`` of them make; from ``cache`` the second time.
+    """Groups of files as arrays of numbers of a vocabulary that the first ``counted`` groups make.
 
-    The cache has a folder per corpus, named by the files' checksums and the choices here: ``words.json`` and an array per file.
+    The cache has a folder per corpus, named by the files' checksums and the choices here: ``words.json`` and an array per
+    group. The second time, it is only opened.
     """
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path} is not a file; give a text file in UTF-8")
-    key = hashlib.sha256(
-        json.dumps([FORMAT, [checksum(path) for path in paths], counted, tokens, vocabulary, min_count]).encode()
-    ).hexdigest()[:20]
-    folder = cache / key
+    key = hashlib.sha256(json.dumps([FORMAT, checksums(groups), counted, tokens, vocabulary, min_count]).encode()).hexdigest()
+    folder = cache / key[:20]
     if not folder.is_dir():
-        counts = count_words(paths[:counted], tokens, quiet)
-        words = choose_words(counts, vocabulary, min_count, " and ".join(path.name for path in paths[:counted]))
-        types = len(counts) - sum(marker in counts for marker in (EOS, UNK))
-        write_corpus(folder, paths, words, types, tokens, quiet)
+        files = [path for group in groups[:counted] for path in group]
+        counts = count_words(files, tokens, quiet)
+        name = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+        words = choose_words(counts, vocabulary, min_count, name)
+        write_corpus(folder, groups, words, len(counts.keys() - {EOS, UNK}), tokens, quiet)
     stored = json.loads((folder / "words.json").read_text())
     # Copy-on-write, since torch takes no read-only arrays; nothing is copied, for nothing writes.
-    parts = [np.memmap(folder / f"{i}.i32", np.int32, "c") for i in range(len(paths))]
+    parts = [np.memmap(folder / f"{i}.i32", np.int32, "c") for i in range(len(groups))]
     return Corpus(stored["words"], parts, stored["types"])
 
 
-def write_corpus(folder: Path, paths: Sequence[Path], words: list[str], types: int, tokens: str, quiet: bool) -> None:
+def write_corpus(
+    folder: Path, groups: Sequence[Sequence[Path]], words: list[str], types: int, tokens: str, quiet: bool
+) -> None:
     """Everything into a folder of another name, which is renamed in the end: a killed process leaves no half corpus."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        with progress_bar("encoding", paths, quiet) as bar:
-            for i, path in enumerate(paths):
+        with progress_bar("encoding", [path for group in groups for path in group], quiet) as bar:
+            for i, group in enumerate(groups):
                 with open(partial / f"{i}.i32", "wb") as file:
-                    encode(path, words, tokens, file, bar)
-                    if file.tell() == 0:
-                        raise UserError(f"{path.name} is empty: it has no words")
+                    for path in group:
+                        before = file.tell()
+                        encode(path, words, tokens, file, bar)
+                        if file.tell() == before:
+                            raise UserError(f"{path} is empty: it has no words")
         (partial / "words.json").write_text(json.dumps({"types": types, "words": words}))
         if not folder.is_dir():  # another process may have been faster
             os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def checksums(groups: Sequence[Sequence[Path]]) -> list[list[str]]:
+    """SHA-256 of every file; what is not a file is an error."""
+    for path in (path for group in groups for path in group):
+        if not path.is_file():
+            raise UserError(f"{path} is not a file; give a text file in UTF-8")
+    return [[checksum(path) for path in group] for group in groups]
 
 
 def checksum(path: Path) -> str:
