@@ -366,5 +366,6 @@ class _FactoredStatistics(torch.autograd.Function):
             Y = torch.addcmul(P, HQ, 2 * g_q.unsqueeze(1))
             if head.training:
                 head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse))
-            grad_H = torch.addr(Y, g_s, head.w.to(X.dtype))[:, : head.in_features].to(ctx.dtype)
+            d = head.in_features
+            grad_H = torch.addr(Y[:, :d], g_s, head.w[:d].to(X.dtype)).to(ctx.dtype)
         return grad_H, None, None, None

@@ -127,7 +127,7 @@ def _grad_norm(head: FactoredHead, batch: Backward, R: Tensor) -> Tensor:
     H, Y, P, g_s, g_q = batch[:5]
     times_A = _RightProduct(H, 2 * g_q)
     a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0, dtype=head.w.dtype)
-    (Aw,) = times_A.vectors(head.w)
+    Aw = times_A.vector(head.w)
     square = (times_A(H) * (Y + P)).sum(dtype=a.dtype) + R.square().sum(dtype=a.dtype)
     return (square + a @ (head.num_classes * a + 2 * Aw + 2 * delta)).clamp_min(0).sqrt()
 
@@ -143,13 +143,10 @@ class _RightProduct:
     def __call__(self, X: Tensor) -> Tensor:
         return X @ self.core if self.wide else (X @ self.H.T) @ self.SH
 
-    def vectors(self, *vs: Tensor) -> list[Tensor]:
-        """``A' v`` for each v, in the precision of v."""
-        if self.wide:
-            A = self.core.to(vs[0].dtype)
-            return [A @ v for v in vs]
-        H, SH = self.H.to(vs[0].dtype), self.SH.to(vs[0].dtype)
-        return [SH.T @ (H @ v) for v in vs]
+    def vector(self, v: Tensor) -> Tensor:
+        """``A' v``, as precise as A' is."""
+        x = v.to(self.core.dtype)
+        return (self.core @ x if self.wide else self.SH.T @ (self.H @ x)).to(v.dtype)
 
     def norm(self) -> float:
         """Frobenius norm of A', an upper bound of its largest eigenvalue, and close to it where one direction dominates."""
@@ -213,12 +210,11 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     if norm > 0.9:  # below, every eigenvalue of I - lr A is positive
         _check_invertible(times_A, lr)
 
-    Aw, Aw0 = times_A.vectors(head.w, head.w0)
-    rBw = r * (head.w - Aw)
+    rBw = r * (head.w - times_A.vector(head.w))
     v = lr**2 * (D / 2 * a + delta) - lr * rBw
     _scaled(head.Q, r**2).sub_(HX + HX.T).addr_(a, v).addr_(v, a)
     head.w = rBw - lr * (D * a + delta)
-    head.w0 = r * (head.w0 - Aw0) - lr * a
+    head.w0 = r * (head.w0 - times_A.vector(head.w0)) - lr * a
     _scaled(head.U.sub_(times_A(head.U.to(H.dtype))), r)
     head.steps += 1
     head.log_condition += 2 * math.atanh(norm) if norm < LARGE_STEP else math.inf
