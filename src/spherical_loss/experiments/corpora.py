@@ -31,7 +31,7 @@ from spherical_loss.experiments.simlex import Pairs, pairs_in, read_simlex
 from spherical_loss.experiments.text import EOS, Corpus, checksums, read_corpus
 
 HELD_OUT = 100_000  # words at most of a validation or test set that is cut from a larger text
-RANKED_VALID, RANKED_TEST = 10**8, 10**9  # outputs that are looked at to rank the words of a validation or test set
+RANKED_VALID, RANKED_TEST = 10**8, 3 * 10**8  # outputs that are looked at to rank the words of a validation or test set
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Corpus:
 
 def blocks(path: Path, bar: tqdm | None = None) -> Iterator[str]:
     """The text in pieces that end between tokens; every line ends in a newline, the last one too."""
-    lines, left = 0, b""
+    lines, left, ended = 0, b"", True
     with open(path, "rb") as file:
         while chunk := file.read(BLOCK):
             if bar is not None:
@@ -91,9 +91,9 @@ def blocks(path: Path, bar: tqdm | None = None) -> Iterator[str]:
                     )
                 continue
             yield decoded(left[:cut], path, lines)
-            lines += left.count(b"\n", 0, cut)
+            lines, ended = lines + left.count(b"\n", 0, cut), left[cut - 1 : cut] == b"\n"
             left = left[cut:]
-    if left.strip():
+    if left.strip() or not ended:
         yield decoded(left, path, lines) + "\n"
 
 

@@ -1,0 +1,62 @@
+"""The picture for the question users have: which loss, with which head, is best after the same time?"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from spherical_loss.experiments.runs import write_atomically
+from spherical_loss.experiments.settings import Run
+from spherical_loss.experiments.tables import label_text, loss_of
+
+PANELS = {"perplexity": ("validation perplexity", 1.0), "top10": ("validation top-10 error (%)", 100.0)}
+STYLES = {"dense": "-", "gram": "--", "factored": ":"}
+
+
+def draw_time_curves(path: Path, title: str, runs: Sequence[tuple[Run, list[dict[str, Any]]]]) -> None:
+    """Validation perplexity and top-10 error against the seconds spent on training, a line per run.
+
+    Colours are losses and line styles are heads, all in one picture. The time of validation is left out: it is the same for
+    all heads but for rounding, and how often to validate is a choice.
+    """
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    losses = list(dict.fromkeys(run.loss for run, _ in runs))
+    for axes, (metric, (name, factor)) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
+        axes.set(xlabel="seconds of training", ylabel=name, yscale="log")
+        named = set()
+        for run, history in runs:
+            seconds, values = time_curve(history, metric)
+            if not values:
+                continue
+            axes.plot(
+                seconds,
+                [factor * value for value in values],
+                marker=".",
+                color=f"C{losses.index(loss_of(run.label))}",
+                linestyle=STYLES[run.label.partition("/")[2] or "dense"],
+                label=None if run.label in named else label_text(run.label),
+            )
+            named.add(run.label)
+        axes.grid(alpha=0.3, which="both")
+        if named:
+            axes.legend(fontsize="small")
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], dpi=150)
+    write_atomically(path, content.getvalue())
+
+
+def time_curve(history: list[dict[str, Any]], metric: str) -> tuple[list[float], list[float]]:
+    """Seconds of training, and the metric after them, of every epoch that has it.
+
+    >>> time_curve([{"train_seconds": 2.0, "valid": {"top10": 0.5}}, {"train_seconds": 3.0, "valid": {"top10": 0.4}}], "top10")
+    ([2.0, 5.0], [0.5, 0.4])
+    """
+    times = accumulate(record["train_seconds"] for record in history)
+    points = [(t, record["valid"][metric]) for t, record in zip(times, history, strict=True)]
+    return [t for t, value in points if value is not None], [value for _, value in points if value is not None]
