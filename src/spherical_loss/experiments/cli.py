@@ -25,6 +25,7 @@ from spherical_loss.experiments.runs import explain
 from spherical_loss.experiments.settings import Settings
 from spherical_loss.experiments.tasks import TASKS
 from spherical_loss.experiments.tuned import TUNED
+from spherical_loss.experiments.workers import open_workers, with_threads
 
 T = TypeVar("T")
 FILE_WIDTH = 180  # columns, where the output is a file or a pipe
@@ -43,6 +44,10 @@ class Compare:
     """Seed of the first run; the others follow."""
     out: Path = Path("runs")
     """Where runs, tables and pictures go."""
+    workers: int | None = None
+    """Runs at a time, each in a process of its own, with --threads 1 unless said otherwise; by default one, in this process."""
+    cluster: str | None = None
+    """Train on the workers of this Dask scheduler, such as tcp://host:8786; --out must be a folder that all of them share."""
     quiet: bool = False
     """No progress, only the tables."""
     tensorboard: bool = False
@@ -72,10 +77,11 @@ def execute(options: Compare, task: str, name: str, title: str, console: Console
         choose("loss", loss, LOSSES)
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}, but must be at least 1")
-    losses = list(dict.fromkeys(options.losses))
-    runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), options.settings, options.quiet)
-    finished = comparison.execute(runs, options.out, console, options.quiet, options.tensorboard)
-    comparison.report(name, title, finished, table_of(task, options.settings), options.out, console)
+    losses, settings = list(dict.fromkeys(options.losses)), with_threads(options.settings, options.workers, options.cluster)
+    runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), settings, options.quiet)
+    with open_workers(options.workers, options.cluster) as workers:
+        finished = comparison.execute(runs, options.out, console, options.quiet, options.tensorboard, workers)
+    comparison.report(name, title, finished, table_of(task, settings), options.out, console)
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,10 @@ class Tune:
     """The study's database, such as postgresql://host/name; by default an SQLite file in OUT/TASK."""
     store: Path = TUNED
     """Where the best values go; compare and reproduce read the default file."""
+    workers: int | None = None
+    """Runs at a time, each in a process of its own, with --threads 1 unless said otherwise; by default one, in this process."""
+    cluster: str | None = None
+    """Train on the workers of this Dask scheduler, such as tcp://host:8786; --out must be a folder that all of them share."""
     quiet: bool = False
     """No progress."""
 
@@ -107,12 +117,14 @@ def tune(arguments: Sequence[str], console: Console) -> None:
 
     name, rest = first(arguments, "task", {name: task.summary for name, task in TASKS.items()}, "tune")
     options = parse(Tune(TASKS[name].settings), rest, f"tune {name}")
+    options = dataclasses.replace(options, settings=with_threads(options.settings, options.workers, options.cluster))
     choose("loss", options.loss, LOSSES)
     if options.trials < 1:
         raise UsageError(f"--trials is {options.trials}, but must be at least 1")
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}, but must be at least 1")
-    values = search(name, options, console)
+    with open_workers(options.workers, options.cluster) as workers:
+        values = search(name, options, console, workers)
     text = ", ".join(f"{key} = {value:g}" for key, value in values.items())
     console.print(f"{options.loss} on {name}: {text} -> {options.store}", highlight=False, soft_wrap=True)
 

@@ -10,12 +10,14 @@ from typing import Any
 from rich.console import Console
 
 from spherical_loss.experiments import paper
+from spherical_loss.experiments.execute import train_all
+from spherical_loss.experiments.locks import locked
 from spherical_loss.experiments.progress import make_reporter
 from spherical_loss.experiments.runs import RunFolder, write_atomically
 from spherical_loss.experiments.settings import LanguageSettings, Run, Settings, check, check_loss, heads_of, resolved
-from spherical_loss.experiments.tables import Results, claim_cells, collect, markdown_table, result_cells, rich_table
+from spherical_loss.experiments.tables import Results, claim_cells, collect, loss_of, markdown_table, result_cells, rich_table
 from spherical_loss.experiments.tasks import TASKS, open_values
-from spherical_loss.experiments.train import train
+from spherical_loss.experiments.workers import Workers
 
 Finished = list[tuple[Run, dict[str, Any]]]
 
@@ -38,10 +40,13 @@ def each_head(settings: Settings, loss: str) -> list[Settings]:
     return [dataclasses.replace(settings, **change) for change in changes]
 
 
-def execute(runs: Sequence[Run], out: Path, console: Console, quiet: bool, tensorboard: bool) -> Finished:
+def execute(
+    runs: Sequence[Run], out: Path, console: Console, quiet: bool, tensorboard: bool, workers: Workers | None = None
+) -> Finished:
     """Train every run that is not finished yet; a diverging one is recorded, and the others go on."""
     with make_reporter(console, len(runs), quiet) as reporter:
-        return [(run, train(run, out, reporter, tensorboard=tensorboard)) for run in runs]
+        results = train_all(runs, out, reporter, tensorboard, workers)
+    return [(run, results[run]) for run in runs]
 
 
 def stored(runs: Sequence[Run], out: Path) -> Finished:
@@ -53,7 +58,9 @@ def stored(runs: Sequence[Run], out: Path) -> Finished:
 def report(name: str, title: str, finished: Finished, table: paper.Table | None, out: Path, console: Console) -> None:
     """Print the tables, and write them (Markdown) and the learning curves to ``out/NAME``."""
     from spherical_loss.experiments.curves import draw_curves  # matplotlib takes a while to import
+    from spherical_loss.experiments.time_curves import draw_time_curves
 
+    draw = draw_time_curves if any(isinstance(run.settings, LanguageSettings) for run, _ in finished) else draw_curves
     results = collect(finished)
     parts = [(title, *result_cells(results, table))]
     if table is not None and (claims := relevant(table, results)):
@@ -63,15 +70,17 @@ def report(name: str, title: str, finished: Finished, table: paper.Table | None,
         console.print(rich_table(console, *part))
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "table.md", "\n".join(markdown_table(*part) for part in parts).encode())
     histories = [(run, RunFolder(out, run).history()) for run, _ in finished]
-    draw_curves(folder / "curves.png", title, histories)
+    with locked(folder / "lock"):
+        write_atomically(folder / "table.md", "\n".join(markdown_table(*part) for part in parts).encode())
+        draw(folder / "curves.png", title, histories)
     console.print(f"tables: {folder / 'table.md'}\nlearning curves: {folder / 'curves.png'}", highlight=False, soft_wrap=True)
 
 
 def relevant(table: paper.Table, results: Results) -> list[paper.Claim]:
     """The claims about losses that were run."""
-    return [claim for claim in table.claims if claim.better in results and (claim.worse in results or claim.elsewhere)]
+    losses = {loss_of(label) for label in results}
+    return [claim for claim in table.claims if claim.better in losses and (claim.worse in losses or claim.elsewhere)]
 
 
 def elsewhere(name: str, finished: Finished, out: Path) -> Results:

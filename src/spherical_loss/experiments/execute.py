@@ -73,23 +73,30 @@ class Watch:
     def __init__(self, run: Run, out: Path, reporter: Reporter) -> None:
         self.run, self.reporter = run, reporter
         self.folder = RunFolder(out, run)
-        self.epoch: int | None = None
-        """The last one that was reported, once the run is under way."""
+        self.before = self.written()
+        self.epoch = -1
+        """The last one that was reported; -1 until the run is under way."""
+
+    def written(self) -> int:
+        path = self.folder.path / "metrics.jsonl"
+        return path.stat().st_mtime_ns if path.exists() else 0
 
     def look(self) -> None:
+        if self.written() == self.before:  # what an earlier process wrote; a worker that starts writes it anew
+            return
+        if self.epoch < 0:
+            self.epoch = 0
+            self.reporter.started(self.run, 0)
         history = self.folder.history()
-        if self.epoch is None:
-            self.epoch = len(history)
-            self.reporter.started(self.run, self.epoch)
-        for record in history[self.epoch :]:
-            self.epoch = record["epoch"]
-            self.reporter.epoch(self.run, record)
+        if history and history[-1]["epoch"] != self.epoch:
+            self.epoch = history[-1]["epoch"]
+            self.reporter.epoch(self.run, history[-1])
 
 
 def check_shared(out: Path, run: Run) -> None:
     """The results of a cluster's workers must arrive here: another time only what is here counts as done."""
     if RunFolder(out, run).result() is None:
         raise UserError(
-            f"a worker finished {run.name}, but {out.absolute()} here has nothing of it: with --cluster, --out must be a folder "
-            "that all machines share, under the same name"
+            f"a worker finished {run.name}, but {out.absolute()} here has nothing of it: with --cluster, --out must be a "
+            "folder that all machines share, under the same name"
         )

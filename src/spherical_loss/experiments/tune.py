@@ -1,7 +1,8 @@
 """``spherical-loss tune``: search the learning rate, and a loss's own options, on the validation set with Optuna.
 
 The study lives in a database (SQLite by default), so the same command continues it: finished trials are kept, and a trial
-whose process was killed is queued again and goes on from its run's checkpoint.
+whose process was killed is queued again and goes on from its run's checkpoint. Several processes, on several machines, may
+work on one study in PostgreSQL at the same time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +24,14 @@ from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.execute import train_all
+from spherical_loss.experiments.locks import locked
 from spherical_loss.experiments.losses import LOSSES
 from spherical_loss.experiments.progress import make_reporter
 from spherical_loss.experiments.settings import Run, Settings, check, check_loss, resolved
 from spherical_loss.experiments.tasks import TASKS, Task, open_values
-from spherical_loss.experiments.train import train
 from spherical_loss.experiments.tuned import store_tuned
+from spherical_loss.experiments.workers import Workers
 
 if TYPE_CHECKING:
     from spherical_loss.experiments.cli import Tune
@@ -35,35 +39,44 @@ if TYPE_CHECKING:
 HEARTBEAT = 10  # seconds; a trial is taken for dead after two without a sign of life
 
 
-def tune(name: str, options: Tune, console: Console) -> dict[str, float]:
+def tune(name: str, options: Tune, console: Console, workers: Workers | None = None) -> dict[str, float]:
     """Search until the study has ``options.trials`` finished trials; put the best values in ``options.store``.
 
     A trial is ``options.runs`` runs with the seeds from ``options.seed`` on, judged by the mean of their best validations
     (:func:`judged_by`); a trial of which any run diverges counts as infinitely bad, since a single lucky seed likes the
     largest rate that does not quite diverge. The test set has no say.
+
+    The ``workers`` make the runs of a trial at the same time, and, if there are more of them, several trials. A search with
+    several trials under way, here or in other processes, depends on the order in which they finish; the runs never do.
     """
     task, loss, settings, runs = TASKS[name], options.loss, options.settings, options.runs
     check(settings)
     check_loss(loss, settings)
+    settings = task.prepare(settings, options.quiet)
     criterion = judged_by(loss, settings)
 
     def objective(trial: optuna.Trial) -> float:
         filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss))
+        planned = [Run(name, loss, options.seed + i, filled) for i in range(runs)]
         values = []
-        for i in range(runs):
-            result = train(Run(name, loss, options.seed + i, filled), options.out, reporter)
-            if result["status"] == "diverged":
-                return math.inf
-            value = result["valid"][criterion]
-            values.append(result["valid"]["loss"] if value is None else value)
-        return sum(values) / runs
+        for together in [[run] for run in planned] if workers is None else [planned]:
+            for result in train_all(together, options.out, reporter, False, workers).values():
+                if result["status"] == "diverged":
+                    return math.inf
+                value = result["valid"][criterion]
+                values.append(result["valid"]["loss"] if value is None else value)
+        return math.fsum(values) / runs  # not sum: this is the same in whatever order they finish
 
     with database_errors(options.storage):
-        study = open_study(name, options)
+        (options.out / name).mkdir(parents=True, exist_ok=True)
+        with locked(options.out / name / "tune.lock"):  # else two that start at once would both make the tables
+            study = open_study(name, options)
         missing = options.trials - len(finished_trials(study))
         with make_reporter(console, max(0, missing) * runs, options.quiet) as reporter:
-            while len(finished_trials(study)) < options.trials:
-                study.optimize(objective, n_trials=1)
+            enough = optuna.study.MaxTrialsCallback(options.trials, states=(TrialState.COMPLETE,))
+            at_once = 1 if workers is None else max(1, workers.count // runs)
+            while (missing := options.trials - len(finished_trials(study))) > 0:
+                study.optimize(objective, n_trials=missing, n_jobs=min(at_once, missing), callbacks=[enough])
         best, trials = study.best_trial, len(finished_trials(study))
     if best.value is None or not math.isfinite(best.value):
         raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
@@ -84,6 +97,10 @@ def database_errors(storage: str | None) -> Iterator[None]:
     """What goes wrong with the database becomes a message; the runs themselves are kept in any case."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        raise UserError("--storage postgresql://... needs a driver: pip install 'spherical-loss[postgres]'") from error
     except (ImportError, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         where = storage or "the SQLite file"
         reason = str(error).splitlines()[0]
@@ -123,6 +140,7 @@ def open_study(name: str, options: Tune) -> optuna.Study:
     if storage is None:
         (options.out / name).mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{options.out / name / 'tune.db'}"
+    storage = re.sub("^postgres(ql)?://", "postgresql+psycopg://", storage)  # the driver of our extra
     settings = dataclasses.asdict(options.settings)
     text = json.dumps([seed, options.runs, judged_by(loss, options.settings), settings], sort_keys=True)
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"

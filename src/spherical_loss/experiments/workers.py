@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -80,6 +81,11 @@ class Workers:
         """Stop everything; a run that is under way goes on from its checkpoint another time."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.close()
+
+
+def open_workers(count: int | None, cluster: str | None) -> AbstractContextManager[Workers | None]:
+    """What ``--workers`` and ``--cluster`` ask for; without either, None: runs are made in this process."""
+    return nullcontext() if count is None and cluster is None else Workers(count, cluster)
 
 
 class LocalProcesses:
