@@ -207,6 +207,11 @@ def target_rows(H: Tensor, g_c: Tensor, inverse: Tensor, n: int) -> Tensor:
     return R
 
 
+def selected(rows: Tensor, index: Tensor) -> Tensor:
+    """``rows[index]``, (N, K, d), in half the time."""
+    return rows.index_select(0, index.flatten()).view(*index.shape, rows.shape[1])
+
+
 def weighted_sum(g: Tensor, rows: Tensor) -> Tensor:
     """``sum_k g_nk rows_nk``, (N, d); one target per example is by far the most common case."""
     return g * rows.squeeze(1) if g.shape[1] == 1 else torch.einsum("nk,nkd->nd", g, rows)

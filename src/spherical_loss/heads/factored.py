@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std, weighted_sum
+from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std, selected, weighted_sum
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
@@ -135,18 +134,14 @@ class FactoredHead(Head):
 
     def extended(self, H: Tensor) -> Tensor:
         """Hidden vectors with the column of ones that stands for the bias, and the empty columns."""
-        X = F.pad(H.to(self.V.dtype), (0, self.V.shape[1] - self.in_features))
-        if self.has_bias:
-            X[:, self.in_features] = 1
-        return X
+        X, empty = H.to(self.V.dtype), self.V.shape[1] - self.in_features - self.has_bias
+        tail = [1.0] * self.has_bias + [0.0] * empty
+        return torch.cat([X, X.new_tensor(tail).expand(len(X), -1)], 1)
 
     def present(self, classes: Tensor | slice) -> Tensor:
         """Rows of V in the coordinates of the present frame, as a new tensor."""
-        rows = self.V[classes]
-        if len(self.past) == 0:
-            return rows
-        rows = rows.clone() if isinstance(classes, slice) else rows
-        return _transformed(rows, self.frame[classes], self.past)
+        rows = self.V[classes].clone() if isinstance(classes, slice) else self.V.index_select(0, classes)
+        return rows if len(self.past) == 0 else _transformed(rows, self.frame[classes], self.past)
 
     def rows(self, kept: Tensor | slice) -> Tensor:
         """Dense rows of W, with the bias and the empty columns, of those that are kept here."""
@@ -246,7 +241,7 @@ class FactoredHead(Head):
         kept = classes
         if self.shard.group is not None:
             here, kept = self._kept(classes)
-        self.V[kept] = self.present(kept).addmm_(increments[here], self.U_inverse, alpha=scale)
+        self.V.index_copy_(0, kept, self.present(kept).addmm_(increments[here], self.U_inverse, alpha=scale))
         if len(self.past) > 0:
             self.frame[kept] = len(self.past)
 
@@ -343,7 +338,7 @@ class _FactoredStatistics(torch.autograd.Function):
             X = head.extended(H)
             HQ = X @ head.Q.to(X.dtype)
             unique, inverse = classes.unique(return_inverse=True)
-            W_c = head.class_rows(unique)[inverse]
+            W_c = selected(head.class_rows(unique), inverse)
             s, q = X @ head.w.to(X.dtype), torch.linalg.vecdot(X, HQ)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, HQ, W_c, unique, inverse)

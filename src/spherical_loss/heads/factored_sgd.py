@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.heads.base import full_precision, target_rows, weighted_sum
+from spherical_loss.heads.base import full_precision, selected, target_rows, weighted_sum
 from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead
 from spherical_loss.heads.shard import Shard
 
@@ -201,7 +201,7 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
 
     # All that is new is computed first, and written only if it is finite.
     times_A = _RightProduct(H, (2 * lr / r) * g_q)
-    X = torch.sub(Y, times_A(Y + P), alpha=0.5).mul_(r * lr).add_(weighted_sum(g_c, R[inverse]), alpha=-(lr**2) / 2)
+    X = torch.sub(Y, times_A(Y + P), alpha=0.5).mul_(r * lr).add_(weighted_sum(g_c, selected(R, inverse)), alpha=-(lr**2) / 2)
     HX = H.T @ X
     a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0).to(head.w.dtype)
     norm = times_A.norm()
@@ -213,8 +213,8 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     rBw = r * (head.w - times_A.vector(head.w))
     v = lr**2 * (D / 2 * a + delta) - lr * rBw
     _scaled(head.Q, r**2).sub_(HX + HX.T).addr_(a, v).addr_(v, a)
-    head.w = rBw - lr * (D * a + delta)
-    head.w0 = r * (head.w0 - times_A.vector(head.w0)) - lr * a
+    head.w.copy_(rBw - lr * (D * a + delta))
+    head.w0.copy_(r * (head.w0 - times_A.vector(head.w0)) - lr * a)
     _scaled(head.U.sub_(times_A(head.U.to(H.dtype))), r)
     head.steps += 1
     head.log_condition += 2 * math.atanh(norm) if norm < LARGE_STEP else math.inf
