@@ -19,11 +19,15 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: the training loss on the test set, the error rate, and the number of epochs."""
+    """A row of a table: the training loss on the test set, the error rate, and the number of epochs; of a language model,
+    perplexity, top-10 error rate and SimLex-999 score."""
 
     loss: Figure | None = None
     error: Figure | None = None
     epochs: Figure | None = None
+    perplexity: Figure | None = None
+    top10: Figure | None = None
+    simlex_input: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,30 @@ class Table:
     @property
     def losses(self) -> tuple[str, ...]:
         return tuple(self.rows)
+
+
+def language_row(perplexity: float, top10: float, simlex: float, epochs: float | None = None) -> Row:
+    return Row(
+        epochs=None if epochs is None else Figure(epochs),
+        perplexity=Figure(perplexity),
+        top10=Figure(top10),
+        simlex_input=Figure(simlex),
+    )
+
+
+def softmax_claims(corpus: str) -> tuple[Claim, ...]:
+    """That the softmax is better than the spherical losses, by both measures."""
+    return tuple(
+        Claim(f"Softmax beats {title} in {name} on {corpus}", "softmax", loss, metric)
+        for loss, title in (("spherical", "spherical"), ("taylor", "Taylor"))
+        for metric, name in (("perplexity", "perplexity"), ("top10", "top-10 error"))
+    )
+
+
+def one_billion_word(layers: int, title: str, rows: dict[str, Row], claims: tuple[Claim, ...] = ()) -> Table:
+    settings = {"layers": layers, "width": 1000, "vocabulary": 10_000}
+    corpus = f"One Billion Word, {title}"
+    return Table(6, "one-billion-word", corpus, 1, settings, rows, (*softmax_claims(corpus), *claims))
 
 
 TABLES: dict[str, Table] = {
@@ -135,6 +163,59 @@ TABLES: dict[str, Table] = {
             Claim("Softmax beats spherical in negative log-likelihood on CIFAR-100", "softmax", "spherical", "nll"),
             Claim("Softmax beats spherical in error on CIFAR-100", "softmax", "spherical", "error"),
             Claim("Softmax beats MSE, which fails to train, in error on CIFAR-100", "softmax", "mse", "error"),
+        ),
+    ),
+    "ptb": Table(
+        5,
+        "ptb",
+        "Penn Treebank, each loss with the architecture that suits it best",
+        runs=1,
+        settings={"vocabulary": 10_000},
+        rows={
+            "softmax": language_row(126.7, 0.501, 0.109, 6),
+            "spherical": language_row(149.2, 0.508, 0.052, 7),
+            "taylor": language_row(147.2, 0.503, 0.066, 6),
+            "abs": language_row(128.2, 0.503, 0.0777, 7),
+        },
+        claims=(
+            *softmax_claims("Penn Treebank"),
+            Claim("Taylor beats spherical in perplexity on Penn Treebank", "taylor", "spherical", "perplexity"),
+            Claim("Softmax beats softmax of |o| in perplexity on Penn Treebank", "softmax", "abs", "perplexity"),
+        ),
+    ),
+    "one-billion-word-0": one_billion_word(
+        0,
+        "no hidden layer",
+        {
+            "softmax": language_row(27.3, 0.283, 0.365),
+            "spherical": language_row(72.9, 0.417, 0.164),
+            "taylor": language_row(75.8, 0.421, 0.168),
+        },
+    ),
+    "one-billion-word-1": one_billion_word(
+        1,
+        "one hidden layer",
+        {
+            "softmax": language_row(19.4, 0.245, 0.336),
+            "spherical": language_row(29.6, 0.313, 0.254),
+            "taylor": language_row(28.9, 0.313, 0.262),
+        },
+        (
+            Claim("A hidden layer helps spherical", "spherical", "spherical", "perplexity", "one-billion-word-0"),
+            Claim("A hidden layer helps Taylor", "taylor", "taylor", "perplexity", "one-billion-word-0"),
+        ),
+    ),
+    "one-billion-word-2": one_billion_word(
+        2,
+        "two hidden layers",
+        {
+            "softmax": language_row(19.2, 0.244, 0.318),
+            "spherical": language_row(29.4, 0.306, 0.262),
+            "taylor": language_row(28.4, 0.309, 0.265),
+        },
+        (
+            Claim("A second hidden layer helps spherical", "spherical", "spherical", "perplexity", "one-billion-word-1"),
+            Claim("A second hidden layer helps Taylor", "taylor", "taylor", "perplexity", "one-billion-word-1"),
         ),
     ),
 }

@@ -42,19 +42,30 @@ class Reporter:
 
 def outcome(run: Run, result: dict[str, Any]) -> str:
     """A line about a finished run."""
-    label = f"{run.loss}, seed {run.seed}"
+    label = f"{run.label}, seed {run.seed}"
     if result["status"] == "diverged":
         return f"{label}: diverged in epoch {result['epoch']} at learning rate {run.settings.lr:.3g}"
-    error = result["test"]["error"]
     return (
-        f"{label}: test error {error:.2%}, best of {result['epochs']} epochs: {result['best_epoch']}, "
+        f"{label}: test {error_text(result['test'])}, best of {result['epochs']} epochs: {result['best_epoch']}, "
         f"{result['seconds_per_epoch']:.3g} s per epoch"
     )
 
 
 def epoch_text(record: dict[str, Any]) -> str:
     valid = record["valid"]
-    return f"train loss {record['train_loss']:.4g}, valid loss {valid['loss']:.4g}, error {valid['error']:.2%}"
+    return f"train loss {record['train_loss']:.4g}, valid loss {valid['loss']:.4g}, {error_text(valid)}"
+
+
+def error_text(metrics: dict[str, Any]) -> str:
+    """The error rate, or what a language model is judged by.
+
+    >>> error_text({"error": 0.125}), error_text({"error": 0.8, "top10": 0.5, "perplexity": 126.7})
+    ('error 12.50%', 'perplexity 126.7, top-10 error 50.00%')
+    """
+    if "top10" not in metrics:
+        return f"error {metrics['error']:.2%}"
+    perplexity = "" if metrics["perplexity"] is None else f"perplexity {metrics['perplexity']:.4g}, "
+    return f"{perplexity}top-10 error {metrics['top10']:.2%}"
 
 
 class PlainReporter(Reporter):

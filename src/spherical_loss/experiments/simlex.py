@@ -47,7 +47,8 @@ def pairs_in(words: Sequence[str], simlex: list[tuple[str, str, float]]) -> Pair
     """The pairs of which both words are in the vocabulary."""
     numbers = {word: i for i, word in enumerate(words)}
     found = [(numbers[a], numbers[b], score) for a, b, score in simlex if a in numbers and b in numbers]
-    return Pairs(torch.tensor([pair[:2] for pair in found]).reshape(-1, 2), np.array([pair[2] for pair in found]))
+    both = torch.tensor([pair[:2] for pair in found], dtype=torch.long).reshape(-1, 2)
+    return Pairs(both, np.array([pair[2] for pair in found]))
 
 
 def agreement(first: Tensor, second: Tensor, scores: np.ndarray) -> float | None:

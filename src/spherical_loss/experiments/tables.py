@@ -17,7 +17,7 @@ from spherical_loss.experiments.settings import Run
 from spherical_loss.experiments.significance import Comparison, interval, paired, unpaired
 
 Results = dict[str, dict[int, dict[str, Any]]]
-"""Results of runs by loss and seed."""
+"""Results of runs by label (the loss, and the head if it is not the dense one) and seed."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,61 @@ COLUMNS = (
     Column("loss", "loss"),
     Column("nll", "neg. log-lik."),
     Column("error", "error %", percent=True),
+    Column("perplexity", "perplexity", digits=4),
+    Column("start", "valid. perplexity at start", digits=4),
+    Column("valid", "valid. perplexity", digits=4),
     Column("top5", "top-5 error %", percent=True),
+    Column("top10", "top-10 error %", percent=True),
+    Column("ranked", "of words", digits=6),
+    Column("simlex_input", "SimLex in"),
+    Column("simlex_output", "SimLex out"),
+    Column("simlex_pairs", "pairs"),
     Column("calibration", "calibration %", percent=True),
     Column("epochs", "epochs"),
+    Column("to_best", "s to best"),
     Column("seconds", "s / epoch"),
 )
 
 
 def collect(runs: Sequence[tuple[Run, dict[str, Any]]]) -> Results:
-    """Results by loss and seed."""
+    """Results by label and seed."""
     results: Results = {}
     for run, result in runs:
-        results.setdefault(run.loss, {})[run.seed] = result
+        results.setdefault(run.label, {})[run.seed] = result
     return results
 
 
+def loss_of(label: str) -> str:
+    return label.partition("/")[0]
+
+
+def label_text(label: str) -> str:
+    """
+    >>> label_text("taylor"), label_text("taylor/gram")
+    ('Log Taylor softmax', 'Log Taylor softmax, gram head')
+    """
+    loss, _, head = label.partition("/")
+    return LOSSES[loss].title + (f", {head} head" if head else "")
+
+
+def of_loss(results: Results, loss: str) -> dict[int, dict[str, Any]]:
+    """The results of a loss with any head, the first that there is: all heads are exact."""
+    return next((runs for label, runs in results.items() if loss_of(label) == loss), {})
+
+
 def value(result: dict[str, Any], metric: str) -> float | None:
-    """A number of a finished run: ``epochs`` (to the best validation), ``seconds`` (per epoch), or a test metric."""
+    """A number of a finished run: ``epochs`` and ``to_best`` (seconds) to the best validation, ``seconds`` (per epoch), the
+    perplexities ``start`` and ``valid`` of the validation set before training and at its best, or a test metric."""
     if result["status"] != "finished":
         return None
     if metric == "epochs":
         return float(result["best_epoch"])
     if metric == "seconds":
         return float(result["seconds_per_epoch"])
+    if metric == "to_best":
+        return result.get("seconds_to_best")
+    if metric in ("start", "valid"):
+        return result[metric]["perplexity"] if "start" in result else None
     return result["test"].get(metric)
 
 
@@ -109,11 +141,11 @@ def result_cells(results: Results, paper: Table | None) -> tuple[list[str], list
         if column.metric == "error":
             headings.append("95% interval")
     rows = []
-    for loss, runs in results.items():
+    for label, runs in results.items():
         finished = sum(result["status"] == "finished" for result in runs.values())
         diverged = sum(result["status"] == "diverged" for result in runs.values())
-        row = [LOSSES[loss].title, str(finished) + (f" (+ {diverged} diverged)" if diverged else "")]
-        figures = paper.rows.get(loss, Row()) if paper is not None else Row()
+        row = [label_text(label), str(finished) + (f" (+ {diverged} diverged)" if diverged else "")]
+        figures = paper.rows.get(loss_of(label), Row()) if paper is not None else Row()
         for column in columns:
             values = list(by_seed(runs, column.metric).values())
             row.append(mean_text(values, column))
@@ -127,10 +159,10 @@ def result_cells(results: Results, paper: Table | None) -> tuple[list[str], list
 
 def claim_test(claim: Claim, results: Results, elsewhere: Results | None = None) -> Comparison | None:
     """The claim on our runs; ``elsewhere`` are those of another table, where the claim compares with it."""
-    better = by_seed(results.get(claim.better, {}), claim.metric)
+    better = by_seed(of_loss(results, claim.better), claim.metric)
     if claim.elsewhere is None:
-        return paired(better, by_seed(results.get(claim.worse, {}), claim.metric))
-    worse = by_seed((elsewhere or {}).get(claim.worse, {}), claim.metric)
+        return paired(better, by_seed(of_loss(results, claim.worse), claim.metric))
+    worse = by_seed(of_loss(elsewhere or {}, claim.worse), claim.metric)
     return unpaired(list(better.values()), list(worse.values()))
 
 
@@ -144,7 +176,7 @@ def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Res
             rows.append([claim.text, "two runs of each are needed", "-", "-", "-", "-", "-"])
             continue
         verdict = "confirmed" if found.p < 0.05 else "contradicted" if found.p > 0.95 else "undecided"
-        column = Column(claim.metric, "", percent=claim.metric in ("error", "top5"))
+        column = Column(claim.metric, "", percent=claim.metric in ("error", "top5", "top10"))
         factor, unit = (100, " %") if column.percent else (1, "")
         numbers = [f"{factor * x:.3g}{unit}" for x in (found.difference, found.low, found.high)]
         bounds = f"{numbers[1]} to {numbers[2]}"
@@ -152,7 +184,20 @@ def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Res
     return headings, rows
 
 
-DROPPED_FIRST = ("calibration %", "top-5 error %", "test", "neg. log-lik.", "s / epoch", "95% interval")
+DROPPED_FIRST = (
+    "calibration %",
+    "top-5 error %",
+    "test",
+    "neg. log-lik.",
+    "of words",
+    "pairs",
+    "valid. perplexity",
+    "s / epoch",
+    "95% interval",
+    "SimLex out",
+    "error %",
+    "loss",
+)
 
 
 def rich_table(console: Console, title: str, headings: list[str], rows: list[list[str]]) -> RichTable:

@@ -1,0 +1,96 @@
+"""The language model at the full vocabulary of the IMDB reviews: a training step with the factored head, and with softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.timing import Work, interleaved, readable, show
+from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
+from spherical_loss.experiments.language import LanguageModel, language_optimizer
+from spherical_loss.experiments.settings import LanguageSettings
+
+N, D = 250, 115_517
+OUTPUT_GOAL, STEP_GOAL = 50.0, 10.0
+INNER = 10  # steps of ours that are timed together, beside one of the slow one
+RATES = {"softmax": (0.3, 1.0), "taylor": (1.0, 30.0)}  # lr and output rate
+
+
+class Step:
+    """Training steps of the whole model, or of its output layer alone, on words as frequent as words are."""
+
+    def __init__(self, loss: Loss, head: str, width: int, rates: tuple[float, float]) -> None:
+        settings = LanguageSettings(lr=rates[0], output_rate=rates[1], layers=1, width=width)
+        self.network, self.loss = LanguageModel(D, settings, head), loss
+        frequencies = 1 / torch.arange(1.0, D + 1)
+        self.network.head.set_bias(loss.prior_bias(frequencies))
+        self.optimizer = language_optimizer(self.network, settings)
+        generator = torch.Generator().manual_seed(0)
+        words = torch.multinomial(frequencies, N * 8 * 7, replacement=True, generator=generator).reshape(8, N, 7)
+        self.words = words
+        self.hidden = (0.3 + 0.5 * torch.randn(8, N, width, generator=generator)).relu()
+        self.steps = 0
+
+    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Contexts, hidden vectors (for the output layer alone) and targets."""
+        k = self.steps % 8
+        self.steps += 1
+        return self.words[k, :, :6], self.hidden[k], self.words[k, :, 6]
+
+    def whole(self) -> None:
+        x, _, target = self.batch()
+        self.optimizer.zero_grad()
+        self.network.objective(x, target, self.loss).backward()
+        self.optimizer.step()
+
+    def output(self) -> None:
+        """Forward, backward and step of the output layer; the trunk, which gets no gradient, is left alone."""
+        _, hidden, target = self.batch()
+        hidden = hidden.detach().requires_grad_()
+        self.optimizer.zero_grad()
+        head = self.network.head
+        (
+            self.loss(head.logits(hidden), target) if isinstance(self.loss, SoftmaxLoss) else self.loss(head(hidden, target))
+        ).backward()
+        self.optimizer.step()
+
+
+def compared(width: int, part: str, goal: float, repeats: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    ours = Step(TaylorSoftmaxLoss(), "factored", width, RATES["taylor"])
+    dense = Step(SoftmaxLoss(), "dense", width, RATES["softmax"])
+
+    def several() -> None:
+        for _ in range(INNER):
+            getattr(ours, part)()
+
+    work: dict[str, Work] = {"dense": getattr(dense, part), "ours": several}
+    times = interleaved(work, repeats)
+    mine = times["ours"].median / INNER
+    ratio = times["dense"].median / mine
+    return {"part": part, "N": N, "d": width, "D": D, "dense": times["dense"], "ours": mine, "ratio": ratio, "goal": goal}
+
+
+def run() -> list[dict[str, Any]]:
+    goals = {"output": OUTPUT_GOAL, "whole": STEP_GOAL}
+    rows = [compared(width, part, goal, 5) for width in (300, 1000) for part, goal in goals.items()]
+    table = [
+        [
+            {"output": "output layer", "whole": "whole step"}[row["part"]],
+            f"{row['d']}",
+            readable(row["dense"].median),
+            readable(row["ours"]),
+            f"{row['ratio']:.0f}x",
+            f"{row['goal']:.0f}x",
+        ]
+        for row in rows
+    ]
+    title = f"Language model, N={N}, D={D:,}: factored head with Taylor softmax against dense softmax, both with exact SGD"
+    show(title, ["", "hidden units", "dense softmax", "factored", "ratio", "to reach"], table)
+    return rows
+
+
+if __name__ == "__main__":
+    run()
