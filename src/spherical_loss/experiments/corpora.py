@@ -196,14 +196,14 @@ def split(
     def part(array: np.ndarray, first: int, last: int, budget: int) -> TextSet:
         return TextSet(torch.from_numpy(array), first, last, settings.context, corpus.words, pairs, budget)
 
-    limit = HELD_OUT if settings.online else len(train)  # an online corpus is large, and so may be its test set
     sets: list[TextSet] = []
     for array, budget in ((test, RANKED_TEST), (valid, RANKED_VALID)):
         if array is None:
             sets.append(part(train, last - tail, last, budget))
             last -= tail
         else:
-            sets.append(part(array, 0, min(len(array), limit) if settings.online else len(array), budget))
+            # An online corpus is large, and so may be its test set: its beginning will do.
+            sets.append(part(array, 0, min(len(array), HELD_OUT) if settings.online else len(array), budget))
     if settings.words is not None:
         last = min(last, settings.words)
     whole = part(train, 0, last, RANKED_VALID)

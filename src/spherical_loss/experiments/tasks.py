@@ -137,10 +137,10 @@ def language_settings(**changes: Any) -> LanguageSettings:
 
 # Learning rates are not comparable between losses: the outputs of the spherical ones start large, at their prior biases.
 RATES: dict[str, dict[str, Any]] = {
-    "softmax": {"lr": 0.3, "output_rate": 1.0},
-    "abs": {"lr": 0.3, "output_rate": 1.0},
+    "softmax": {"lr": 0.3, "output_rate": 3.0},
+    "abs": {"lr": 0.3, "output_rate": 3.0},
     "spherical": {"lr": 1.0, "output_rate": 1.0, "eps": 0.0198},
-    "taylor": {"lr": 1.0, "output_rate": 1.0},
+    "taylor": {"lr": 1.0, "output_rate": 30.0},
     "z": {"lr": 0.1, "output_rate": 1.0, "a": 0.1, "b": 30.0},
     "mse": {"lr": 0.1, "output_rate": 1.0},
     "bound": {"lr": 0.1, "output_rate": 1.0},

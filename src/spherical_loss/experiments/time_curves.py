@@ -21,8 +21,8 @@ STYLES = {"dense": "-", "gram": "--", "factored": ":"}
 def draw_time_curves(path: Path, title: str, runs: Sequence[tuple[Run, list[dict[str, Any]]]]) -> None:
     """Validation perplexity and top-10 error against the seconds spent on training, a line per run.
 
-    Colours are losses and line styles are heads, all in one picture. The time of validation is left out: it is the same for
-    all heads but for rounding, and how often to validate is a choice.
+    Colours are losses and line styles are heads, all in one picture. The time of validation is left out, since how often to
+    validate is a choice.
     """
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     figure.suptitle(title, fontsize="medium")
