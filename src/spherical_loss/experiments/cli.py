@@ -18,6 +18,7 @@ from rich.console import Console
 
 from spherical_loss.experiments import compare as comparison
 from spherical_loss.experiments.data import data_folder
+from spherical_loss.experiments.distributed import joined, on_first, rank, ranks
 from spherical_loss.experiments.errors import UsageError, UserError, choose
 from spherical_loss.experiments.losses import LOSSES
 from spherical_loss.experiments.paper import TABLES, table_of
@@ -79,9 +80,10 @@ def execute(options: Compare, task: str, name: str, title: str, console: Console
         raise UsageError(f"--runs is {options.runs}, but must be at least 1")
     losses, settings = list(dict.fromkeys(options.losses)), with_threads(options.settings, options.workers, options.cluster)
     runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), settings, options.quiet)
+    runs = [dataclasses.replace(run, ranks=ranks()) for run in runs]
     with open_workers(options.workers, options.cluster) as workers:
         finished = comparison.execute(runs, options.out, console, options.quiet, options.tensorboard, workers)
-    comparison.report(name, title, finished, table_of(task, settings), options.out, console)
+    on_first(lambda: comparison.report(name, title, finished, table_of(task, settings), options.out, console))
 
 
 @dataclass(frozen=True)
@@ -199,17 +201,25 @@ def option_names(instance: Any) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Errors that a user can mend are one message, not a traceback."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    console, errors = Console(), Console(stderr=True)
-    if not console.is_terminal:
-        console = Console(width=FILE_WIDTH)
+    with joined():
+        return run(sys.argv[1:] if arguments is None else arguments)
+
+
+def run(arguments: Sequence[str]) -> int:
+    silent = rank() > 0
+    console, errors = Console(quiet=silent), Console(stderr=True, quiet=silent)
+    if silent or not console.is_terminal:
+        console = Console(width=FILE_WIDTH, quiet=silent, force_terminal=False)
     try:
         summaries = {name: (command.__doc__ or "").strip() for name, command in COMMANDS.items()}
         if not arguments or arguments[0] in ("-h", "--help"):
             listed = "\n".join(f"  {name:<12}{text}" for name, text in summaries.items())
             print(f"usage: spherical-loss COMMAND ...\n\ncommands:\n{listed}\n\noptions: spherical-loss COMMAND --help")
             return 0
-        COMMANDS[choose("command", arguments[0], COMMANDS)](arguments[1:], console)
+        command = choose("command", arguments[0], COMMANDS)
+        if ranks() > 1 and (command not in ("compare", "reproduce") or {"--workers", "--cluster"} & set(arguments)):
+            raise UsageError("under torchrun the processes train one run together: compare and reproduce, without --workers")
+        COMMANDS[command](arguments[1:], console)
     except UserError as error:
         errors.print(f"spherical-loss: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2 if isinstance(error, UsageError) else 1

@@ -103,11 +103,14 @@ class Run:
     loss: str
     seed: int
     settings: Settings
+    ranks: int = 1
+    """Processes that share each batch, under torchrun; like threads, they decide the last bits."""
 
     def as_dict(self) -> dict[str, Any]:
         """What decides the run's numbers. Settings that are None are left out, so that new ones do not rename old runs."""
         settings = {key: value for key, value in dataclasses.asdict(self.settings).items() if value is not None}
-        return {"task": self.task, "loss": self.loss, "seed": self.seed, "settings": settings}
+        ranks = {"ranks": self.ranks} if self.ranks > 1 else {}
+        return {"task": self.task, "loss": self.loss, "seed": self.seed, "settings": settings, **ranks}
 
     @property
     def name(self) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spherical_loss import Loss
+from spherical_loss.experiments.distributed import Objective, device_of, objective_of, on_first, part_of, rank, summed
 from spherical_loss.experiments.losses import make_loss
 from spherical_loss.experiments.models import Network
 from spherical_loss.experiments.progress import Reporter
@@ -60,9 +62,11 @@ def train(
     :class:`~spherical_loss.experiments.locks.BusyError`.
     """
     folder = RunFolder(root, run)
-    if (result := folder.result()) is None:
-        with folder.lock(wait, lambda: reporter.note(run, "another process is training it; waiting for its result")):
-            if (result := folder.result()) is None:
+    if (result := on_first(folder.result)) is None:
+        lock = folder.lock(wait, lambda: reporter.note(run, "another process is training it; waiting for its result"))
+        with ExitStack() as held:
+            on_first(lambda: held.enter_context(lock))
+            if (result := on_first(folder.result)) is None:
                 return train_in(folder, reporter, checkpoint_seconds, tensorboard)
     reporter.kept(run, result)
     return result
@@ -74,10 +78,10 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
     The order of the examples depends on the seed and the epoch alone, so a run that goes on from a checkpoint makes the same
     steps as one that was never stopped, and checkpoints are needed no more often than ``checkpoint_seconds``.
     """
-    folder.create()
+    on_first(folder.create)
     run = folder.run
     task, settings = TASKS[run.task], run.settings
-    device = torch.device(settings.device)
+    device = device_of(settings.device)
     if device.type == "cuda":  # same seed, same numbers; on the CPU this is so already
         torch.backends.cudnn.deterministic = True
     torch.set_num_threads(settings.threads or DEFAULT_THREADS)
@@ -90,19 +94,20 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
     optimizer = task.optimizer(network, settings)
 
     progress = Progress()
-    if (state := folder.load_checkpoint()) is not None:
+    if (state := on_first(folder.load_checkpoint)) is not None:
         progress = restore(state, network, optimizer)
-    events = event_writer(folder.path, progress.epoch) if tensorboard else None
+    objective = objective_of(network, loss, partial(reporter.note, run))
+    events = event_writer(folder.path, progress.epoch) if tensorboard and rank() == 0 else None
     saved = time.monotonic()
     reporter.started(run, progress.epoch)
     try:
         if task.start and progress.start is None:
-            progress.start = task.evaluate(network, loss, valid_set)
+            progress.start = on_first(lambda: task.evaluate(network, loss, valid_set))
         while not progress.finished(settings):
             began = time.perf_counter()
-            train_loss = train_epoch(network, loss, optimizer, train_set, run, progress.epoch, reporter)
+            train_loss = train_epoch(network, objective, optimizer, train_set, run, progress.epoch, reporter)
             trained = time.perf_counter()
-            valid = task.evaluate(network, loss, valid_set)
+            valid = on_first(lambda: task.evaluate(network, loss, valid_set))
             record = {
                 "epoch": progress.epoch + 1,
                 "lr": optimizer.param_groups[0]["lr"],
@@ -112,19 +117,20 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
                 "seconds": time.perf_counter() - began,
             }
             after_epoch(progress, record, network, optimizer, settings)
-            folder.log(record)
+            on_first(partial(folder.log, record))
             reporter.epoch(run, record)
             if events is not None:
                 events.add(record)
-            if time.monotonic() - saved >= checkpoint_seconds and not progress.finished(settings):
-                folder.save_checkpoint(checkpoint(progress, network, optimizer))
+            passed = time.monotonic() - saved
+            if on_first(partial(bool, passed >= checkpoint_seconds)) and not progress.finished(settings):
+                on_first(lambda: folder.save_checkpoint(checkpoint(progress, network, optimizer)))
                 saved = time.monotonic()
         network.load_state_dict(progress.best_weights)
-        result = finished_result(progress, task.evaluate(network, loss, test_set))
-        folder.finish(result, progress.best_weights)
+        result = on_first(lambda: finished_result(progress, task.evaluate(network, loss, test_set)))
+        on_first(lambda: folder.finish(result, progress.best_weights))
     except (DivergedError, FloatingPointError) as why:  # the factored head's step finds out by itself
         result = {"status": "diverged", "epoch": progress.epoch + 1, "reason": str(why)}
-        folder.finish(result, None)
+        on_first(lambda: folder.finish(result, None))
     finally:
         if events is not None:
             events.close()
@@ -134,7 +140,7 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
 
 def train_epoch(
     network: Network,
-    loss: Loss,
+    objective: Objective,
     optimizer: torch.optim.Optimizer,
     data: Any,
     run: Run,
@@ -150,17 +156,18 @@ def train_epoch(
     total = torch.zeros((), dtype=torch.float64, device=device)
     for step, rows in enumerate(batches):
         x, target = data.batch(rows.to(device), generator)
-        value = network.objective(x, target, loss)
+        part = part_of(len(rows))
+        value = objective(x[part.rows], target[part.rows])
         optimizer.zero_grad()
-        value.backward()
+        (value * part.share).backward()
         optimizer.step()
         value = value.detach()
-        total += value * len(rows)
+        total += value * part.n
         if step % CHECK_EVERY == 0 or step == len(batches) - 1:
-            if not math.isfinite(float(total)):
+            if not math.isfinite(float(summed(total))):
                 raise DivergedError(f"the training loss is {float(value)} at step {step + 1} of epoch {epoch + 1}")
             reporter.step(run, epoch, step + 1, len(batches), float(value))
-    return float(total) / len(order)
+    return float(summed(total)) / len(order)
 
 
 def after_epoch(

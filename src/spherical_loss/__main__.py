@@ -1,0 +1,18 @@
+"""``python -m spherical_loss``, and ``torchrun --nproc-per-node 2 -m spherical_loss``: the command line."""
+
+from __future__ import annotations
+
+
+def main() -> int:
+    """The command line of the experiments; without what they need, a message."""
+    try:
+        from spherical_loss.experiments.cli import main as command_line
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("spherical_loss"):
+            raise
+        raise SystemExit(f"spherical-loss: {error.name} is missing; pip install 'spherical-loss[experiments]'") from None
+    return command_line()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
