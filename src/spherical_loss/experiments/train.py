@@ -63,9 +63,9 @@ def train(
     """
     folder = RunFolder(root, run)
     if (result := on_first(folder.result)) is None:
-        lock = folder.lock(wait, lambda: reporter.note(run, "another process is training it; waiting for its result"))
+        waiting = partial(reporter.note, run, "another process is training it; waiting for its result")
         with ExitStack() as held:
-            on_first(lambda: held.enter_context(lock))
+            on_first(lambda: held.enter_context(folder.lock(wait, waiting)))
             if (result := on_first(folder.result)) is None:
                 return train_in(folder, reporter, checkpoint_seconds, tensorboard)
     reporter.kept(run, result)
