@@ -42,7 +42,7 @@ def scheduler(folder: Path) -> str:
 
 def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
     runs = [make_run(seed=seed, epochs=40, patience=40) for seed in (0, 1, 2)]
-    worker = ("--no-nanny", "--nthreads", "1")
+    worker, unfinished = ("--no-nanny", "--nthreads", "1"), []
     with (
         dask(tmp_path, "scheduler", "--host", "127.0.0.1", "--port", "0"),
         dask(tmp_path, "worker", *worker) as first,
@@ -52,6 +52,7 @@ def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
         def kill() -> None:
             until(lambda: all(len(RunFolder(tmp_path, run).history()) > 3 for run in runs[:2]), "both runs are under way")
             os.kill(first.pid, signal.SIGKILL)
+            unfinished.extend(run for run in runs[:2] if RunFolder(tmp_path, run).result() is None)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -59,6 +60,7 @@ def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
             results = train_all(runs, tmp_path, Reporter(), False, workers)
         killer.join()
         assert first.wait() == -signal.SIGKILL
+        assert unfinished == runs[:2]  # so it was in the middle of one of them
     assert set(results) == set(runs)
     for run in runs:
         train(run, tmp_path / "alone", Reporter())
