@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import heads, losses, mnist_step
+from benchmarks import heads, language, losses, mnist_step
 from benchmarks.timing import RESULTS
 
-PARTS = {"losses": losses.run, "heads": heads.run, "mnist": mnist_step.run}
+PARTS = {"losses": losses.run, "heads": heads.run, "mnist": mnist_step.run, "language": language.run}
 
 
 def main() -> None:

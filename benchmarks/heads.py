@@ -184,4 +184,4 @@ def draw(ours: dict[int, float], dense: dict[int, float], path: Path) -> None:
 
 
 def run() -> list[Row]:
-    return [*gram(8192, 768, 50_257, 2, goal=20), *gram(2048, 512, 50_257, 4, goal=6), *factored(), *growth()]
+    return [*gram(8192, 768, 50_257, 3, goal=20), *gram(2048, 512, 50_257, 4, goal=6), *factored(), *growth()]
