@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from spherical_loss.experiments.errors import UserError
 
 T = TypeVar("T")
 Objective = Callable[[Tensor, Tensor], Tensor]
+PATIENCE = timedelta(minutes=10)  # the longest that anyone waits for another, such as for the first one to validate
 
 
 @contextmanager
@@ -33,7 +35,8 @@ def joined() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group()  # gloo for the CPU, and NCCL for GPUs where there are any
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE)
     try:
         yield
         dist.barrier()  # one that leaves while another still talks to it makes that one abort
