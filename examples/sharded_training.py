@@ -1,10 +1,10 @@
 """Train an output layer sharded over processes, with checkpoints, so that a process that dies costs only the last steps.
 
-    torchrun --nproc-per-node 2 --max-restarts 3 examples/sharded_training.py --folder runs/sharded
+    torchrun --nproc-per-node 2 examples/sharded_training.py --folder runs/sharded
 
 Each rank keeps its share of the rows of the output layer and brings its own minibatches; the trunk is replicated with
-DistributedDataParallel. After a restart, with this or another number of processes, it goes on from the last checkpoint. The
-task is made up: to tell which of many classes a noisy vector belongs to.
+DistributedDataParallel. When a rank dies the others stop; the same command, with this or another number of processes, goes on
+from the last checkpoint. The task is made up: to tell which of many classes a noisy vector belongs to.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
         if step % options.every == 0 or step == options.steps:
             save(options.folder, step, head, trunk, rank)
             if rank == 0:
-                print(f"step {step}: loss {float(value):.3f}", flush=True)
+                print(f"step {step}: loss {value.item():.3f}", flush=True)
     dist.destroy_process_group()
 
 

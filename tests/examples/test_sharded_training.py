@@ -19,7 +19,7 @@ CLASSES, STEPS = 500, 400
 
 
 def launch(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = [str(SCRIPT), "--folder", str(folder), "--classes", str(CLASSES), "--steps", str(STEPS), "--every", "20"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([*command, *options], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
@@ -42,6 +42,11 @@ def test_a_killed_rank_costs_only_the_last_steps(tmp_path):
     while not (killed / "step-40").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(int((killed / "rank-1.pid").read_text()), signal.SIGKILL)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode != 0, output  # and it did not wait for the dead rank
+    assert not (killed / f"step-{STEPS}").exists()
+
+    process = launch(killed)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert "going on from step-" in output

@@ -64,6 +64,5 @@ class Shard:
         except RuntimeError as error:
             raise ConnectionError(
                 f"rank {self.rank} of {self.ranks} could not exchange data with the others: one of them may have died, or "
-                "waited longer than the timeout of the process group. Restart from the last checkpoint, for example with "
-                "torchrun --max-restarts"
+                "waited longer than the timeout of the process group; start again from the last checkpoint"
             ) from error
