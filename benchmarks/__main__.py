@@ -16,7 +16,14 @@ import torch
 from benchmarks import heads, language, losses, mnist_step
 from benchmarks.timing import RESULTS
 
-PARTS = {"losses": losses.run, "heads": heads.run, "mnist": mnist_step.run, "language": language.run}
+PARTS = {
+    "losses": losses.run,
+    "gram": heads.all_gram,
+    "factored": heads.factored,
+    "growth": heads.growth,
+    "mnist": mnist_step.run,
+    "language": language.run,
+}
 
 
 def main() -> None:

@@ -37,6 +37,10 @@ def batches(N: int, d: int, D: int, seed: int = 0, count: int = 16) -> Any:
     return itertools.cycle(made)
 
 
+def all_gram() -> list[Row]:
+    return [*gram(8192, 768, 50_257, 3, goal=20), *gram(2048, 512, 50_257, 4, goal=6)]
+
+
 def gram(N: int, d: int, D: int, repeats: int, goal: float) -> list[Row]:
     """Forward and backward of GramHead, against the exact ways with logits."""
     torch.manual_seed(0)
@@ -123,10 +127,10 @@ def step_flops(N: int, d: int) -> float:
 def refactoring(step: FactoredStep, seconds: float) -> Row:
     """The share of the time that refactoring takes: its seconds, over the steps until it is due at this learning rate."""
     head = step.head
-    head.close_frame()
+    head.refactor()  # no frame is closed now
     for _ in range(200):
         step()
-    growth = head.log_condition / 200 if len(head.past) == 1 else math.log(MAX_CONDITION) * (len(head.past) - 1) / 200
+    growth = (len(head.past) * math.log(MAX_CONDITION) + head.log_condition) / 200
     due = MAX_FRAMES * math.log(MAX_CONDITION) / growth
     start = time.perf_counter()
     head.refactor()
@@ -181,7 +185,3 @@ def draw(ours: dict[int, float], dense: dict[int, float], path: Path) -> None:
     axes.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})
     print(f"  picture: {path.name} in {path.parent.name}/")
-
-
-def run() -> list[Row]:
-    return [*gram(8192, 768, 50_257, 3, goal=20), *gram(2048, 512, 50_257, 4, goal=6), *factored(), *growth()]

@@ -60,7 +60,7 @@ def replace(path: Path, name: str, text: str) -> None:
 def main() -> None:
     measured = json.loads((RESULTS / "bench.json").read_text())
     replace(ROOT / "README.md", "losses", losses_table(measured["losses"]))
-    replace(ROOT / "README.md", "heads", heads_table(measured["heads"]))
+    replace(ROOT / "README.md", "heads", heads_table([*measured["gram"], *measured["factored"]]))
     options = scale.parser_of_options().parse_args([])
     replace(ROOT / "docs" / "scale.md", "scale", f"{scale.title(options)}:\n\n{markdown(scale.HEADER, scale.table(options))}")
 

@@ -47,10 +47,10 @@ def measured_efficiency() -> float:
     path = RESULTS / "bench.json"
     if not path.exists():
         raise SystemExit(f"{path.name} is not there yet; make it with: make bench")
-    rows = json.loads(path.read_text()).get("heads", [])
+    rows = json.loads(path.read_text()).get("factored", [])
     shares = [row["efficiency"] for row in rows if "efficiency" in row]
     if not shares:
-        raise SystemExit(f"{path.name} has no figures of the heads; make them with: python -m benchmarks heads")
+        raise SystemExit(f"{path.name} has no figures of the factored head; make them with: python -m benchmarks factored")
     return float(shares[0])
 
 
