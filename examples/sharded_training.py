@@ -1,10 +1,11 @@
 """Train an output layer sharded over processes, with checkpoints, so that a process that dies costs only the last steps.
 
-    torchrun --nproc-per-node 2 examples/sharded_training.py --folder runs/sharded
+    torchrun --nproc-per-node 2 --max-restarts 3 examples/sharded_training.py --folder runs/sharded
 
 Each rank keeps its share of the rows of the output layer and brings its own minibatches; the trunk is replicated with
-DistributedDataParallel. When a rank dies the others stop; the same command, with this or another number of processes, goes on
-from the last checkpoint. The task is made up: to tell which of many classes a noisy vector belongs to.
+DistributedDataParallel. When a rank dies the others stop, and torchrun starts all of them again, here three times at most: they
+go on from the last checkpoint. So does the same command later, with this or another number of processes. The task is made up:
+to tell which of many classes a noisy vector belongs to.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
+from spherical_loss.processes import process_group
 
 
 def batch(step: int, rank: int, size: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,15 +57,18 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="examples of each rank")
     parser.add_argument("--lr", type=float, default=300.0, help="of the output layer")
     options = parser.parse_args()
+    with process_group("gloo", timeout=timedelta(seconds=60)) as group:  # the longest that anyone waits for another
+        train(options, group)
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # the longest that anyone waits for a rank that died
+
+def train(options: argparse.Namespace, group: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
     options.folder.mkdir(parents=True, exist_ok=True)
     (options.folder / f"rank-{rank}.pid").write_text(str(os.getpid()))
 
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(options.classes.bit_length(), 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-    head = FactoredHead(64, options.classes, group=dist.group.WORLD)
+    head = FactoredHead(64, options.classes, group=group)
     if (checkpoint := last_checkpoint(options.folder)) is not None:
         load_checkpoint(head, checkpoint)
         trunk.load_state_dict(torch.load(checkpoint / "trunk.pt", weights_only=True))
@@ -84,7 +89,6 @@ def main() -> None:
             save(options.folder, step, head, trunk, rank)
             if rank == 0:
                 print(f"step {step}: loss {value.item():.3f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

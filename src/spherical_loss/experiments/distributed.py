@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spherical_loss import FactoredHead, Loss
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.processes import process_group
 
 T = TypeVar("T")
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -36,12 +37,8 @@ def joined() -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
-    try:
+    with process_group(backend, PATIENCE):
         yield
-        dist.barrier()  # one that leaves while another still talks to it makes that one abort
-    finally:
-        dist.destroy_process_group()
 
 
 def rank() -> int:

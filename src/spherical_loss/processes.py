@@ -1,0 +1,65 @@
+"""The processes that ``torchrun`` has started, as a process group: also after one of them died and all were started again.
+
+    with process_group("gloo", timeout=timedelta(minutes=1)) as group:
+        head = FactoredHead(d, D, group=group)
+
+The same code runs for the first time and after a restart: what it has to go on from is in its checkpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from uuid import uuid4
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+
+@contextmanager
+def process_group(backend: str, timeout: timedelta) -> Iterator[dist.ProcessGroup]:
+    """Join the processes of ``torchrun``, and leave them together. Nobody waits for another for longer than ``timeout``.
+
+    When a process dies, those that exchange data with it get an error. ``torchrun --max-restarts K`` then starts all of them
+    again, K times at most, and they have to go on from a checkpoint.
+    """
+    store, rank, ranks = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    store = PrefixStore(name_of_this_start(store, rank, ranks, timeout), store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+    assert dist.group.WORLD is not None
+    try:
+        yield dist.group.WORLD
+        dist.barrier()  # one that leaves while another still talks to it makes that one abort
+    finally:
+        dist.destroy_process_group()
+
+
+def name_of_this_start(store: Store, rank: int, ranks: int, timeout: timedelta) -> str:
+    """A new name that all processes agree on, to keep what they write to ``store`` apart from what is there already.
+
+    ``torchrun`` has one store for all its starts, in which a process finds the addresses of those that have died. It tells a
+    process the number of restarts, but each machine counts its own. So the first process makes up a name and gives it to each
+    other that calls. What a dead process has called is answered too, and harms nobody: answers go to a call, not to a rank.
+    """
+    if rank > 0:
+        call = uuid4().hex
+        store.set(f"call/{rank}", call)
+        try:
+            name = store.get(f"answer/{call}").decode()
+        except dist.DistError as error:
+            raise ConnectionError(f"rank {rank} of {ranks} has waited {timeout} for rank 0: has it been started?") from error
+        store.set(f"{name}/{rank}", "heard")
+        return name
+    name, deadline = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    while missing := [r for r in range(1, ranks) if not store.check([f"{name}/{r}"])]:
+        for r in missing:
+            if store.check([f"call/{r}"]):
+                store.set(f"answer/{store.get(f'call/{r}').decode()}", name)
+        if time.monotonic() > deadline:
+            raise ConnectionError(f"rank 0 of {ranks} has waited {timeout} for the ranks {missing}: have they been started?")
+        time.sleep(0.01)
+    return name
