@@ -202,7 +202,10 @@ def option_names(instance: Any) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Errors that a user can mend are one message, not a traceback."""
     with joined():
-        return run(sys.argv[1:] if arguments is None else arguments)
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        if code != 0 and ranks() > 1:
+            raise SystemExit(code)  # at once: the others may be waiting for this one, and it must not wait for them
+        return code
 
 
 def run(arguments: Sequence[str]) -> int:
