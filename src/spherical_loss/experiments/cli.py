@@ -226,8 +226,10 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         errors.print(f"spherical-loss: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2 if isinstance(error, UsageError) else 1
-    except OSError as error:
-        errors.print(f"spherical-loss: {explain(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
+    except OSError as error:  # of this process alone, maybe
+        text = f"rank {rank()}: {explain(error)}" if ranks() > 1 else explain(error)
+        errors.quiet = False
+        errors.print(f"spherical-loss: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         errors.print("stopped; the same command continues where it was", highlight=False)
