@@ -11,7 +11,6 @@ to tell which of many classes a noisy vector belongs to.
 from __future__ import annotations
 
 import argparse
-import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -64,7 +63,6 @@ def main() -> None:
 def train(options: argparse.Namespace, group: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
     options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / f"rank-{rank}.pid").write_text(str(os.getpid()))
 
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(options.classes.bit_length(), 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())

@@ -1,28 +1,53 @@
-"""The sharded example under torchrun, with a rank that is really killed."""
+"""The sharded example under torchrun, with ranks that are really killed."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import torch
 
 from spherical_loss import FactoredHead
 from spherical_loss.heads.checkpoint import load_checkpoint
+from tests.torchrun import run, torchrun
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "sharded_training.py"
-CLASSES, STEPS = 500, 400
+CLASSES, STEPS = 500, 100
+
+# Runs the script; its first argument has a word per start, such as "1:step", at which moment that rank of that start is killed.
+PROGRAM = """
+import os, pathlib, runpy, signal, sys
+import torch.distributed as dist
+from spherical_loss import FactoredSGD
+
+rank, start = os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+who, moment = [*sys.argv[1].split(), "nobody:"][start].split(":")
+
+def or_die(call, when):
+    def wrapper(*arguments, **options):
+        if rank == who and when(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **options)
+    return wrapper
+
+if moment == "joining":
+    dist.init_process_group = or_die(dist.init_process_group, lambda *_: True)
+elif moment == "step":
+    FactoredSGD.step = or_die(FactoredSGD.step, lambda optimizer: optimizer.head.steps == 49)
+elif moment == "saving":
+    pathlib.Path.rename = or_die(pathlib.Path.rename, lambda path, _: path.name == "partial-60")
+sys.argv[1:] = sys.argv[2:]
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
 
 
-def launch(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = [str(SCRIPT), "--folder", str(folder), "--classes", str(CLASSES), "--steps", str(STEPS), "--every", "20"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*command, *options], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+def trained(folder: Path, deaths: str, restarts: int) -> tuple[int, list[str], str]:
+    """The exit code, the checkpoints that were gone on from, and all that was printed."""
+    program = folder.with_name("program.py")
+    program.write_text(PROGRAM)
+    options = ("--folder", str(folder), "--classes", str(CLASSES), "--steps", str(STEPS), "--every", "20")
+    launcher = ("--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts))
+    code, output = run(torchrun(program, deaths, str(SCRIPT), *options, options=launcher))
+    return code, [line.split()[-1] for line in output.splitlines() if line.startswith("going on from")], output
 
 
 def weights(folder: Path) -> torch.Tensor:
@@ -31,23 +56,14 @@ def weights(folder: Path) -> torch.Tensor:
     return head.weight
 
 
-def test_a_killed_rank_costs_only_the_last_steps(tmp_path):
+def test_killed_ranks_cost_only_the_last_steps(tmp_path: Path) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    process = launch(undisturbed)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    code, gone_on_from, output = trained(undisturbed, "", restarts=0)
+    assert code == 0, output
+    assert gone_on_from == []
 
-    process = launch(killed)
-    deadline = time.monotonic() + 200
-    while not (killed / "step-40").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(int((killed / "rank-1.pid").read_text()), signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode != 0, output  # and it did not wait for the dead rank
-    assert not (killed / f"step-{STEPS}").exists()
-
-    process = launch(killed)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    assert "going on from step-" in output
-    torch.testing.assert_close(weights(killed), weights(undisturbed), rtol=1e-4, atol=1e-5)
+    code, gone_on_from, output = trained(killed, "1:step 1:joining 0:saving", restarts=3)
+    assert code == 0, output
+    assert output.count("exitcode: -9") == 3
+    assert gone_on_from == ["step-40", "step-40"], output  # the second start did not come so far
+    assert torch.equal(weights(killed), weights(undisturbed))

@@ -1,4 +1,4 @@
-"""Training under torchrun, with real processes: the losses of one process on the same batches."""
+"""Training under torchrun, with real processes: the losses of one process on the same batches, also when processes die."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from spherical_loss.experiments import distributed
+from tests.torchrun import torchrun
 
 # Two ranks on batches of 33 (17 and 16 rows); 1077 examples leave a last batch of 21 rows, and of one row with 269.
 PROGRAM = """
@@ -43,27 +46,79 @@ raise SystemExit(cli.main(sys.argv[2:]))
 """
 
 
-def compare(folder: Path, head: str, processes: int, *options: str) -> tuple[list[dict], subprocess.CompletedProcess[str]]:
+# Four starts of two processes, with a checkpoint after every epoch. In the first one, rank 1 is killed in the middle of epoch 2;
+# in the second, rank 1 alone cannot read the data; in the third, rank 0 is killed while it writes the checkpoint of epoch 2.
+DYING = """
+import dataclasses, functools, os, signal, sys
+from spherical_loss.experiments import cli, execute, train
+from spherical_loss.experiments.tasks import TASKS
+
+start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+moment = {(0, 1): "step", (1, 1): "load", (2, 0): "save"}.get((start, rank))
+execute.train = functools.partial(train.train, checkpoint_seconds=0)
+train_epoch, part_of, fsync, load = train.train_epoch, train.part_of, os.fsync, TASKS["digits"].load
+epoch, steps = 0, 0
+
+def told_train_epoch(*arguments):
+    global epoch
+    epoch = arguments[5] + 1
+    if rank == 0:
+        print("training epoch", epoch, flush=True)
+    return train_epoch(*arguments)
+
+def part_of_or_die(N):
+    global steps
+    steps += epoch == 2
+    if moment == "step" and steps == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return part_of(N)
+
+def fsync_or_die(descriptor):
+    name = os.readlink(f"/proc/self/fd/{descriptor}")
+    if moment == "save" and epoch == 2 and name.endswith("checkpoint.pt.partial"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+
+def load_or_fail(settings, seed):
+    if moment == "load":
+        raise PermissionError(13, "Permission denied", "digits.csv")
+    return load(settings, seed)
+
+train.train_epoch, train.part_of, os.fsync = told_train_epoch, part_of_or_die, fsync_or_die
+TASKS["digits"] = dataclasses.replace(TASKS["digits"], load=load_or_fail)
+raise SystemExit(cli.main(sys.argv[2:]))
+"""
+
+
+def compare(
+    folder: Path, head: str, processes: int, *options: str, text: str = PROGRAM, restarts: int = 0
+) -> tuple[list[dict], subprocess.CompletedProcess[str]]:
     """The epochs of one run, and what the command printed."""
     program = folder / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     run = [sys.executable, str(program)]
     if processes > 1:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        run = [*torchrun, str(program)]
+        launcher = ("--standalone", "--nproc-per-node", str(processes), "--max-restarts", str(restarts))
+        run = torchrun(program, options=launcher)
     arguments = ["compare", "digits", "--losses", "taylor", "--runs", "1", "--epochs", "3", "--lr", "0.05", *options]
     out = folder / f"{head}-{processes}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*run, head, *arguments, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     (path,) = out.glob("digits/taylor-*/metrics.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()], done
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[dict], subprocess.CompletedProcess[str]]]:
+    """``compare`` in a folder of its own, each run once."""
+    return cache(partial(compare, tmp_path_factory.mktemp("undisturbed")))
+
+
 @pytest.mark.parametrize(("head", "batch"), [("dense", "33"), ("gram", "269")])
-def test_same_losses_as_one_process(tmp_path: Path, head: str, batch: str) -> None:
-    alone, _ = compare(tmp_path, head, 1, "--batch-size", batch)
-    together, done = compare(tmp_path, head, 2, "--batch-size", batch)
+def test_same_losses_as_one_process(undisturbed: Callable[..., tuple], head: str, batch: str) -> None:
+    alone, _ = undisturbed(head, 1, "--batch-size", batch)
+    together, done = undisturbed(head, 2, "--batch-size", batch)
     assert done.returncode == 0, done.stderr
     assert len(alone) == len(together) == 3
     for one, two in zip(alone, together, strict=True):
@@ -71,8 +126,21 @@ def test_same_losses_as_one_process(tmp_path: Path, head: str, batch: str) -> No
         assert two["valid"]["loss"] == pytest.approx(one["valid"]["loss"], rel=1e-4)
         assert two["train_loss"] != one["train_loss"]  # it did go another way
     assert done.stdout.count("taylor, seed 0: test error") == 1  # one process prints
-    (config,) = (tmp_path / f"{head}-2").glob("digits/taylor-*/config.json")
+    (out,) = [word for word in done.args if word.endswith(f"{head}-2")]
+    (config,) = Path(out).glob("digits/taylor-*/config.json")
     assert json.loads(config.read_text())["ranks"] == 2
+
+
+def test_torchrun_goes_on_from_the_checkpoint_when_processes_die(undisturbed: Callable[..., tuple], tmp_path: Path) -> None:
+    expected, _ = undisturbed("dense", 2, "--batch-size", "33")
+    found, done = compare(tmp_path, "dense", 2, "--batch-size", "33", text=DYING, restarts=3)
+    assert done.returncode == 0, done.stderr
+    epochs = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("training epoch")]
+    assert epochs == [1, 2, 2, 2, 3]  # the first start; the third; the fourth
+    assert "spherical-loss: rank 1: no permission for digits.csv" in done.stderr
+    assert done.stderr.count("failed (exitcode: -9)") == 2
+    for one, two in zip(expected, found, strict=True):
+        assert all(two[key] == one[key] for key in one if "seconds" not in key)
 
 
 def test_batch_normalization_is_told_about(tmp_path: Path) -> None:
@@ -84,8 +152,7 @@ def test_batch_normalization_is_told_about(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("tune", "digits"), ("compare", "digits", "--workers", "2")])
 def test_what_does_not_run_under_torchrun(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "spherical_loss", *arguments]
+    command = torchrun("-m", "spherical_loss", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
     assert done.returncode != 0
     assert done.stderr.count("under torchrun the processes train one run together") == 1
