@@ -46,7 +46,7 @@ raise SystemExit(cli.main(sys.argv[2:]))
 """
 
 
-# Four starts of two processes, with a checkpoint after every epoch. In the first one, rank 1 is killed in the middle of epoch 2;
+# Four starts of two processes, with a checkpoint after every epoch. In the first, rank 1 is killed in the middle of epoch 2;
 # in the second, rank 1 alone cannot read the data; in the third, rank 0 is killed while it writes the checkpoint of epoch 2.
 DYING = """
 import dataclasses, functools, os, signal, sys
