@@ -1,4 +1,4 @@
-"""Write the measured figures of results/bench.json into README.md and docs/scale.md: ``python -m benchmarks.publish``.
+"""Write the measured figures of results/ into README.md and docs/: ``python -m benchmarks.publish``.
 
 Each table stands between ``<!-- name -->`` and ``<!-- end name -->``; nothing between them is written by hand.
 """
@@ -6,18 +6,14 @@ Each table stands between ``<!-- name -->`` and ``<!-- end name -->``; nothing b
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
-from benchmarks import scale
+from benchmarks import pages, scale
+from benchmarks.pages import markdown
 from benchmarks.timing import RESULTS, readable
+from spherical_loss.experiments.marks import replace_marked
 
 ROOT = RESULTS.parent
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
 
 
 def speed(row: dict[str, Any], key: str = "seconds") -> str:
@@ -47,22 +43,16 @@ def heads_table(rows: list[dict[str, Any]]) -> str:
     return markdown(["size", "instead of", "takes", "ours", "ratio"], table)
 
 
-def replace(path: Path, name: str, text: str) -> None:
-    """Put ``text`` between the marks of ``name``."""
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end {name} -->)", re.DOTALL)
-    before = path.read_text()
-    after, count = pattern.subn(lambda match: match[1] + text + match[2], before)
-    if count != 1:
-        raise SystemExit(f"{path.name} must have <!-- {name} --> and <!-- end {name} --> once, but has them {count} times")
-    path.write_text(after)
-
-
 def main() -> None:
     measured = json.loads((RESULTS / "bench.json").read_text())
-    replace(ROOT / "README.md", "losses", losses_table(measured["losses"]))
-    replace(ROOT / "README.md", "heads", heads_table([*measured["gram"], *measured["factored"]]))
+    replace_marked(ROOT / "README.md", "losses", losses_table(measured["losses"]))
+    replace_marked(ROOT / "README.md", "heads", heads_table([*measured["gram"], *measured["factored"]]))
     options = scale.parser_of_options().parse_args([])
-    replace(ROOT / "docs" / "scale.md", "scale", f"{scale.title(options)}:\n\n{markdown(scale.HEADER, scale.table(options))}")
+    replace_marked(
+        ROOT / "docs" / "scale.md", "scale", f"{scale.title(options)}:\n\n{markdown(scale.HEADER, scale.table(options))}"
+    )
+    for (page, name), text in pages.tables(measured).items():
+        replace_marked(ROOT / "docs" / page, name, text)
 
 
 if __name__ == "__main__":

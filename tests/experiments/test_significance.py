@@ -61,4 +61,7 @@ def test_equal_differences_give_the_sign_test() -> None:
     assert found.p == 0.125
     none = paired({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})
     assert none is not None
-    assert none.p == 1.0
+    assert none.p == 0.5  # neither for nor against
+    opposite = paired({0: 2.0, 1: 2.0, 2: 2.0}, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert opposite is not None
+    assert opposite.p == 0.875

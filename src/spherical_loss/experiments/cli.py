@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -151,11 +152,56 @@ def data(arguments: Sequence[str], console: Console) -> None:
     download.get(name, data_folder(), progress=not options.quiet, say=say)
 
 
+@dataclass(frozen=True)
+class Collect:
+    """Add the finished runs and tuning studies of an --out folder to the store of results; what is there already stays."""
+
+    results: Path = Path("results")
+    """The store."""
+    trials: bool = False
+    """Add the runs of tuning trials, too, as runs of their own."""
+
+
+def collect(arguments: Sequence[str], console: Console) -> None:
+    """Add finished runs to the results: spherical-loss collect runs."""
+    from spherical_loss.experiments.collect import collect as add  # Optuna takes a second to import
+
+    options, folders = parse_rest(Collect(), arguments, "collect RUNS ...")
+    if not folders:
+        raise UsageError("spherical-loss collect needs the --out folder of finished runs, for example: collect runs")
+    for folder in folders:
+        add(Path(folder), options.results, options.trials, partial(console.print, highlight=False, soft_wrap=True))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Turn the store of results into one HTML page that needs nothing else."""
+
+    results: Path = Path("results")
+    """The store."""
+    out: Path | None = None
+    """The page; by default report.html in the store."""
+    readme: Path | None = None
+    """Write the summary between the marks <!-- results --> and <!-- end results --> of this Markdown file, too."""
+
+
+def report(arguments: Sequence[str], console: Console) -> None:
+    """Turn the results into an HTML page."""
+    from spherical_loss.experiments.report import write_report  # matplotlib takes a while to import
+
+    options = parse(Report(), arguments, "report")
+    page = options.out or options.results / "report.html"
+    write_report(options.results, page, options.readme)
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str], Console], None]] = {
     "compare": compare,
     "reproduce": reproduce,
     "tune": tune,
     "data": data,
+    "collect": collect,
+    "report": report,
 }
 
 
@@ -177,6 +223,14 @@ def first(
 
 def parse(default: T, arguments: Sequence[str], command: str) -> T:
     """``default`` with the options of the command line; tyro prints help and errors of values."""
+    parsed, rest = parse_rest(default, arguments, command)
+    if rest:
+        choose("option", rest[0], valid_options(default))
+    return parsed
+
+
+def parse_rest(default: T, arguments: Sequence[str], command: str) -> tuple[T, list[str]]:
+    """The same, and the arguments that are no options."""
     parsed, unknown = tyro.cli(
         type(default),
         default=default,
@@ -185,10 +239,14 @@ def parse(default: T, arguments: Sequence[str], command: str) -> T:
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
         return_unknown_args=True,
     )
-    if unknown:
-        options = sorted(f"--{name.replace('_', '-')}" for name in option_names(default))
-        choose("option", unknown[0], [*options, "--help"])
-    return parsed
+    for argument in unknown:
+        if argument.startswith("-"):
+            choose("option", argument, valid_options(default))
+    return parsed, unknown
+
+
+def valid_options(instance: Any) -> list[str]:
+    return [*sorted(f"--{name.replace('_', '-')}" for name in option_names(instance)), "--help"]
 
 
 def option_names(instance: Any) -> list[str]:

@@ -55,6 +55,8 @@ class Table:
     settings: dict[str, Any]
     rows: dict[str, Row]
     claims: tuple[Claim, ...] = field(default=())
+    words: int | None = None
+    """Of a text that we may have a part of only: how many words it has."""
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def softmax_claims(corpus: str) -> tuple[Claim, ...]:
 def one_billion_word(layers: int, title: str, rows: dict[str, Row], claims: tuple[Claim, ...] = ()) -> Table:
     settings = {"layers": layers, "width": 1000, "vocabulary": 10_000}
     corpus = f"One Billion Word, {title}"
-    return Table(6, "one-billion-word", corpus, 1, settings, rows, (*softmax_claims(corpus), *claims))
+    return Table(6, "one-billion-word", corpus, 1, settings, rows, (*softmax_claims(corpus), *claims), 800_000_000)
 
 
 TABLES: dict[str, Table] = {
@@ -225,6 +227,6 @@ def table_of(task: str, settings: Any) -> Table | None:
     """The paper's table that ``settings`` of ``task`` belong to; the width of the network may differ."""
     for table in TABLES.values():
         wanted = {key: value for key, value in table.settings.items() if key != "width"}
-        if table.task == task and all(getattr(settings, key) == value for key, value in wanted.items()):
+        if table.task == task and all(getattr(settings, key, None) == value for key, value in wanted.items()):
             return table
     return None

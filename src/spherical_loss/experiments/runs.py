@@ -82,6 +82,20 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
+def read_json(path: Path) -> Any:
+    """A file of a run folder."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete {path.parent} to repeat this run") from error
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; a line that was cut short is left out."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 def environment() -> dict[str, Any]:
     """Versions, and what of the machine decides the last bits."""
     versions = {}
@@ -129,18 +143,11 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """What the run came to, or None if it is not finished."""
         path = self.path / "result.json"
-        if not path.exists():
-            return None
-        try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}); delete {self.path} to repeat this run") from error
+        return read_json(path) if path.exists() else None
 
     def history(self) -> list[dict[str, Any]]:
         """The epochs' metrics; a line that was cut short is left out."""
-        path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return read_history(self.path / "metrics.jsonl")
 
     def log(self, record: dict[str, Any]) -> None:
         """Append an epoch's metrics."""

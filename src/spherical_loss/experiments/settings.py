@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -129,12 +130,16 @@ class Run:
         >>> Run("ptb", "taylor", 3, LanguageSettings(head=("gram",))).label
         'taylor/gram'
         """
-        head = "".join(getattr(self.settings, "head", ("dense",)))
-        return self.loss if head == "dense" else f"{self.loss}/{head}"
+        return label_of(self.loss, getattr(self.settings, "head", ("dense",)))
 
     @property
     def loss_options(self) -> dict[str, float | None]:
         return {key: getattr(self.settings, key) for key in LOSS_OPTIONS}
+
+
+def label_of(loss: str, head: Sequence[str]) -> str:
+    """See :attr:`Run.label`."""
+    return loss if tuple(head) == ("dense",) else f"{loss}/{''.join(head)}"
 
 
 def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:

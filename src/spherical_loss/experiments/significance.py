@@ -72,6 +72,8 @@ def unpaired(better: Sequence[float], worse: Sequence[float], level: float = 0.9
 
 def _student(mean: float, error: float, freedom: float, n: int, level: float, test: str) -> Comparison:
     half = float(special.stdtrit(freedom, (1 + level) / 2)) * error
-    # Where all differences are the same number t is not defined: the sign test.
-    p = float(special.stdtr(freedom, -mean / error)) if error > 0 else 0.5**n if mean > 0 else 1.0
+    if error > 1e-12 * abs(mean):
+        p = float(special.stdtr(freedom, -mean / error))
+    else:  # t is not defined where all differences are the same number: the sign test
+        p = 0.5**n if mean > 0 else 1 - 0.5**n if mean < 0 else 0.5
     return Comparison(mean, mean - half, mean + half, p, n, test)

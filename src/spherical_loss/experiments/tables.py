@@ -68,7 +68,8 @@ def label_text(label: str) -> str:
     ('Log Taylor softmax', 'Log Taylor softmax, gram head')
     """
     loss, _, head = label.partition("/")
-    return LOSSES[loss].title + (f", {head} head" if head else "")
+    title = LOSSES[loss].title if loss in LOSSES else loss  # a stored run may be of a loss that is no more, or not yet
+    return title + (f", {head} head" if head else "")
 
 
 def of_loss(results: Results, loss: str) -> dict[int, dict[str, Any]]:
@@ -124,21 +125,25 @@ def figure_text(figure: Figure | None, column: Column) -> str:
     if figure is None:
         return "-"
     factor = 100 if column.percent else 1
-    text = f"{factor * figure.mean:.3g}"
+    text = f"{factor * figure.mean:.{column.digits}g}"
     return text if figure.deviation is None else f"{text} ({factor * figure.deviation:.3g})"
 
 
-def result_cells(results: Results, paper: Table | None) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: a row per loss, the paper's figure after each of ours that it has; no columns without a number."""
+Cells = tuple[list[str], list[list[str]]]
+
+
+def result_cells(results: Results, paper: Table | None, intervals: Sequence[str] = ("error",)) -> Cells:
+    """Headings and rows: a row per loss, the paper's figure after each of ours that it has, and confidence intervals of the
+    metrics ``intervals``; no columns without a number."""
     headings = ["loss function", "runs"]
     paper_rows = [] if paper is None else list(paper.rows.values())
     in_paper = {field.name for field in fields(Row) if any(getattr(row, field.name) is not None for row in paper_rows)}
-    columns = [column for column in COLUMNS if any(by_seed(runs, column.metric) for runs in results.values())]
+    columns = [c for c in COLUMNS if c.metric in in_paper or any(by_seed(runs, c.metric) for runs in results.values())]
     for column in columns:
         headings.append(column.heading)
         if column.metric in in_paper:
             headings.append("paper")
-        if column.metric == "error":
+        if column.metric in intervals:
             headings.append("95% interval")
     rows = []
     for label, runs in results.items():
@@ -151,37 +156,59 @@ def result_cells(results: Results, paper: Table | None) -> tuple[list[str], list
             row.append(mean_text(values, column))
             if column.metric in in_paper:
                 row.append(figure_text(getattr(figures, column.metric), column))
-            if column.metric == "error":
+            if column.metric in intervals:
                 row.append(interval_text(values, column))
         rows.append(row)
     return headings, rows
 
 
-def claim_test(claim: Claim, results: Results, elsewhere: Results | None = None) -> Comparison | None:
+def claim_row(claim: Claim, results: Results, elsewhere: Results | None = None) -> list[str]:
     """The claim on our runs; ``elsewhere`` are those of another table, where the claim compares with it."""
     better = by_seed(of_loss(results, claim.better), claim.metric)
     if claim.elsewhere is None:
-        return paired(better, by_seed(of_loss(results, claim.worse), claim.metric))
+        return paired_row(claim.text, better, by_seed(of_loss(results, claim.worse), claim.metric), claim.metric)
     worse = by_seed(of_loss(elsewhere or {}, claim.worse), claim.metric)
-    return unpaired(list(better.values()), list(worse.values()))
+    found = unpaired(list(better.values()), list(worse.values()))
+    return undecided_row(claim.text) if found is None else comparison_row(claim.text, found, claim.metric)
 
 
-def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Results]) -> tuple[list[str], list[list[str]]]:
+def paired_row(text: str, better: dict[int, float], worse: dict[int, float], metric: str) -> list[str]:
+    """A claim on pairs of runs; of a single pair, the difference alone."""
+    if (found := paired(better, worse)) is not None:
+        return comparison_row(text, found, metric)
+    seeds = better.keys() & worse.keys()
+    differences = [difference_text(worse[seed] - better[seed], metric) for seed in seeds]
+    return undecided_row(text, differences[0] if differences else "-", str(len(seeds)))
+
+
+def undecided_row(text: str, difference: str = "-", n: str = "-", why: str = "two runs of each are needed") -> list[str]:
+    return [text, verdict(None), difference, "-", "-", why, n]
+
+
+def verdict(found: Comparison | None) -> str:
+    """What a test says of a claim: at the 5% level for it, for the opposite, or neither; single runs decide nothing.
+
+    >>> verdict(None), verdict(paired({0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.1})), verdict(paired({0: 2.0, 1: 3.1}, {0: 1.0, 1: 2.0}))
+    ('undecided', 'confirmed', 'contradicted')
+    """
+    return "undecided" if found is None or 0.05 <= found.p <= 0.95 else "confirmed" if found.p < 0.05 else "contradicted"
+
+
+CLAIM_HEADINGS = ["claim of the paper", "here", "mean difference", "95% interval", "p (one-sided)", "test", "n"]
+
+
+def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Results]) -> Cells:
     """Headings and rows: a row per claim of the paper, tested on our runs."""
-    headings = ["claim of the paper", "here", "mean difference", "95% interval", "p (one-sided)", "test", "n"]
-    rows = []
-    for claim in claims:
-        found = claim_test(claim, results, others.get(claim.elsewhere or ""))
-        if found is None:
-            rows.append([claim.text, "two runs of each are needed", "-", "-", "-", "-", "-"])
-            continue
-        verdict = "confirmed" if found.p < 0.05 else "contradicted" if found.p > 0.95 else "undecided"
-        column = Column(claim.metric, "", percent=claim.metric in ("error", "top5", "top10"))
-        factor, unit = (100, " %") if column.percent else (1, "")
-        numbers = [f"{factor * x:.3g}{unit}" for x in (found.difference, found.low, found.high)]
-        bounds = f"{numbers[1]} to {numbers[2]}"
-        rows.append([claim.text, verdict, numbers[0], bounds, f"{found.p:.3g}", found.test, str(found.n)])
-    return headings, rows
+    return CLAIM_HEADINGS, [claim_row(claim, results, others.get(claim.elsewhere or "")) for claim in claims]
+
+
+def difference_text(x: float, metric: str) -> str:
+    return f"{100 * x:.3g} %" if metric in ("error", "top5", "top10") else f"{x:.3g}"
+
+
+def comparison_row(text: str, found: Comparison, metric: str) -> list[str]:
+    numbers = [difference_text(x, metric) for x in (found.difference, found.low, found.high)]
+    return [text, verdict(found), numbers[0], f"{numbers[1]} to {numbers[2]}", f"{found.p:.3g}", found.test, str(found.n)]
 
 
 DROPPED_FIRST = (

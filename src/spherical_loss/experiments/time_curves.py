@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from spherical_loss.experiments.curves import METRICS, Histories, color_of
 from spherical_loss.experiments.runs import write_atomically
-from spherical_loss.experiments.settings import Run
-from spherical_loss.experiments.tables import label_text, loss_of
+from spherical_loss.experiments.tables import label_text
 
-PANELS = {"perplexity": ("validation perplexity", 1.0), "top10": ("validation top-10 error (%)", 100.0)}
 STYLES = {"dense": "-", "gram": "--", "factored": ":"}
 
 
-def draw_time_curves(path: Path, title: str, runs: Sequence[tuple[Run, list[dict[str, Any]]]]) -> None:
-    """Validation perplexity and top-10 error against the seconds spent on training, a line per run.
-
-    Colours are losses and line styles are heads, all in one picture. The time of validation is left out, since how often to
-    validate is a choice.
-    """
+def draw_time_curves(path: Path, title: str, runs: Histories) -> None:
+    """:func:`plot_time_curve` of perplexity and of top-10 error as a file, whose ending decides the format."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     figure.suptitle(title, fontsize="medium")
-    losses = list(dict.fromkeys(run.loss for run, _ in runs))
-    for axes, (metric, (name, factor)) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
-        axes.set(xlabel="seconds of training", ylabel=name, yscale="log")
-        named = set()
-        for run, history in runs:
-            seconds, values = time_curve(history, metric)
-            if not values:
-                continue
-            axes.plot(
-                seconds,
-                [factor * value for value in values],
-                marker=".",
-                color=f"C{losses.index(loss_of(run.label))}",
-                linestyle=STYLES[run.label.partition("/")[2] or "dense"],
-                label=None if run.label in named else label_text(run.label),
-            )
-            named.add(run.label)
-        axes.grid(alpha=0.3, which="both")
-        if named:
+    for axes, metric in zip(figure.subplots(1, 2), ("perplexity", "top10"), strict=True):
+        plot_time_curve(axes, metric, runs)
+        if axes.lines:
             axes.legend(fontsize="small")
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:], dpi=150)
     write_atomically(path, content.getvalue())
+
+
+def plot_time_curve(axes: Axes, metric: str, runs: Histories) -> None:
+    """A metric of the validation set against the seconds spent on training, a line per run.
+
+    Colours are losses and line styles are heads, all in one picture. The time of validation is left out, since how often to
+    validate is a choice.
+    """
+    name, factor = METRICS[metric]
+    axes.set(xlabel="seconds of training", ylabel=name, yscale="log")
+    named = set()
+    for run, history in runs:
+        seconds, values = time_curve(history, metric)
+        if not values:
+            continue
+        axes.plot(
+            seconds,
+            [factor * value for value in values],
+            marker=".",
+            color=color_of(run.label),
+            linestyle=STYLES.get(run.label.partition("/")[2] or "dense", "-."),
+            label=None if run.label in named else label_text(run.label),
+        )
+        named.add(run.label)
+    axes.grid(alpha=0.3, which="both")
 
 
 def time_curve(history: list[dict[str, Any]], metric: str) -> tuple[list[float], list[float]]:
