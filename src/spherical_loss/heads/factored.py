@@ -49,6 +49,7 @@ class Backward(NamedTuple):
     g_c: Tensor  # (N, K)
     unique: Tensor  # the classes that occur
     inverse: Tensor  # (N, K) where each target stands among them
+    present: Tensor | None = None  # the rows of V of those classes, where they are at hand, in the frame of the forward pass
 
 
 class FactoredHead(Head):
@@ -130,13 +131,15 @@ class FactoredHead(Head):
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
         X = self.extended(H)
-        return X @ self.w.to(X.dtype), torch.linalg.vecdot(X, X @ self.Q.to(X.dtype))
+        return X @ self.w.to(X.dtype), (X * (X @ self.Q.to(X.dtype))).sum(1)
 
     def extended(self, H: Tensor) -> Tensor:
         """Hidden vectors with the column of ones that stands for the bias, and the empty columns."""
-        X, empty = H.to(self.V.dtype), self.V.shape[1] - self.in_features - self.has_bias
-        tail = [1.0] * self.has_bias + [0.0] * empty
-        return torch.cat([X, X.new_tensor(tail).expand(len(X), -1)], 1)
+        X = self.V.new_zeros(len(H), self.V.shape[1])
+        X[:, : self.in_features] = H
+        if self.has_bias:
+            X[:, self.in_features] = 1
+        return X
 
     def present(self, classes: Tensor | slice) -> Tensor:
         """Rows of V in the coordinates of the present frame, as a new tensor."""
@@ -145,12 +148,14 @@ class FactoredHead(Head):
 
     def rows(self, kept: Tensor | slice) -> Tensor:
         """Dense rows of W, with the bias and the empty columns, of those that are kept here."""
-        return torch.addmm(self.w0.to(self.V.dtype), self.present(kept), self.U.to(self.V.dtype))
+        return self.dense(self.present(kept))
 
-    def class_rows(self, classes: Tensor) -> Tensor:
+    def dense(self, present: Tensor) -> Tensor:
+        """Dense rows of W for rows of V in the present frame."""
+        return torch.addmm(self.w0.to(self.V.dtype), present, self.U.to(self.V.dtype))
+
+    def distant_rows(self, classes: Tensor) -> Tensor:
         """Dense rows of any classes, wherever they are kept; the other ranks ask for theirs at the same time."""
-        if self.shard.group is None:
-            return self.rows(classes)
         (asked,) = self.shard.gather(classes)
         everyone = torch.cat(asked)
         rows = torch.zeros(len(everyone), self.V.shape[1], dtype=self.V.dtype, device=self.V.device)
@@ -235,13 +240,15 @@ class FactoredHead(Head):
         self.refactor()
 
     @torch.no_grad()
-    def add_to_rows(self, classes: Tensor, increments: Tensor, scale: float) -> None:
-        """Add ``scale * increments`` (n, d) to the rows of W of these classes, all different."""
+    def add_to_rows(self, classes: Tensor, increments: Tensor, scale: float, present: Tensor | None = None) -> None:
+        """Add ``scale * increments`` (n, d) to the rows of W of these classes, all different; ``present`` are theirs of V."""
         here: Tensor | slice = slice(None)
         kept = classes
         if self.shard.group is not None:
             here, kept = self._kept(classes)
-        self.V.index_copy_(0, kept, self.present(kept).addmm_(increments[here], self.U_inverse, alpha=scale))
+        if present is None:
+            present = self.present(kept)
+        self.V.index_copy_(0, kept, torch.addmm(present, increments[here], self.U_inverse, alpha=scale))
         if len(self.past) > 0:
             self.frame[kept] = len(self.past)
 
@@ -320,15 +327,17 @@ class FactoredHead(Head):
 
 
 def _transformed(rows: Tensor, frames: Tensor, transforms: Tensor) -> Tensor:
-    """Multiply, in place, each row by the transform of its frame; rows of frames beyond those are left as they are."""
-    present = frames.unique().tolist()
-    if len(present) == 1 and present[0] < len(transforms):
-        return rows.copy_(rows @ transforms[present[0]])
-    for k in present:
-        if k < len(transforms):
-            stale = (frames == k).nonzero().squeeze(1)
-            rows[stale] = rows[stale] @ transforms[k]
-    return rows
+    """Multiply, in place, each row by the transform of its frame; rows of the frame beyond those are left as they are."""
+    counts = torch.bincount(frames, minlength=len(transforms) + 1).tolist()
+    if len(rows) in counts[:-1]:  # all of one frame
+        return rows.copy_(rows @ transforms[counts.index(len(rows))])
+    order = frames.argsort()
+    ordered = rows.index_select(0, order)
+    out = ordered.clone()
+    for part, into, transform in zip(ordered.split(counts), out.split(counts), transforms, strict=False):
+        if len(part):
+            torch.mm(part, transform, out=into)
+    return rows.index_copy_(0, order, out)
 
 
 class _FactoredStatistics(torch.autograd.Function):
@@ -338,10 +347,11 @@ class _FactoredStatistics(torch.autograd.Function):
             X = head.extended(H)
             HQ = X @ head.Q.to(X.dtype)
             unique, inverse = classes.unique(return_inverse=True)
-            W_c = selected(head.class_rows(unique), inverse)
-            s, q = X @ head.w.to(X.dtype), torch.linalg.vecdot(X, HQ)
+            present = head.present(unique) if head.shard.group is None else None
+            W_c = selected(head.distant_rows(unique) if present is None else head.dense(present), inverse)
+            s, q = X @ head.w.to(X.dtype), (X * HQ).sum(1)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
-        ctx.save_for_backward(X, HQ, W_c, unique, inverse)
+        ctx.save_for_backward(X, HQ, W_c, unique, inverse, present)
         ctx.head, ctx.steps, ctx.dtype = head, head.steps, H.dtype
         precise = statistics_dtype(H.device)
         return s.to(precise), q.to(precise), o_c.to(precise)
@@ -349,7 +359,7 @@ class _FactoredStatistics(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
-        X, HQ, W_c, unique, inverse = ctx.saved_tensors
+        X, HQ, W_c, unique, inverse, present = ctx.saved_tensors
         head: FactoredHead = ctx.head
         if head.steps != ctx.steps:
             raise RuntimeError(
@@ -360,7 +370,7 @@ class _FactoredStatistics(torch.autograd.Function):
             P = weighted_sum(g_c, W_c)
             Y = torch.addcmul(P, HQ, 2 * g_q.unsqueeze(1))
             if head.training:
-                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse))
+                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse, present))
             d = head.in_features
             grad_H = torch.addr(Y[:, :d], g_s, head.w[:d].to(X.dtype)).to(ctx.dtype)
         return grad_H, None, None, None

@@ -13,8 +13,8 @@ u that occurs, and ``delta = 1^T Delta``. Then
 
 and, collecting the terms of W^T W in those of the form ``H^T X + X^T H`` and those of vectors (Y and P as in ``Backward``),
 
-    Q  <- r^2 Q - (H^T X + X^T H) - lr (r B w a^T + a (r B w)^T) + lr^2 (D a a^T + a delta^T + delta a^T)
-    X   = r lr (Y - (Y + P) A' / 2) - lr^2 / 2 (g_c R_c)
+    Q  <- r^2 Q - r lr (H^T X + X^T H) - lr (r B w a^T + a (r B w)^T) + lr^2 (D a a^T + a delta^T + delta a^T)
+    X   = Y - (Y + P) A' / 2 - lr / (2 r) (g_c R_c)
 
 The inverse of B is its Neumann series, whose products run at full speed where a factorization does not; a step too
 large for it closes the frame, after which no inverse is needed. For N < d / 2, A' is never formed: ``X A' = (X H^T) (S H)``.
@@ -143,6 +143,10 @@ class _RightProduct:
     def __call__(self, X: Tensor) -> Tensor:
         return X @ self.core if self.wide else (X @ self.H.T) @ self.SH
 
+    def taken_from(self, Z: Tensor, share: float, X: Tensor) -> Tensor:
+        """``Z - share X A'``, in place."""
+        return Z.addmm_(X, self.core, alpha=-share) if self.wide else Z.addmm_(X @ self.H.T, self.SH, alpha=-share)
+
     def vector(self, v: Tensor) -> Tensor:
         """``A' v``, as precise as A' is."""
         x = v.to(self.core.dtype)
@@ -154,6 +158,17 @@ class _RightProduct:
             return float(torch.linalg.vector_norm(self.core))
         square = float((self.core * self.core.T).sum())
         return math.sqrt(max(0.0, square)) if math.isfinite(square) else math.nan
+
+    def root_of_square(self, norm: float, error: float) -> Tensor | None:
+        """y with ``A'^2 = y y^T`` up to ``error``, where one direction dominates A', as the mean of rectifiers does.
+
+        For ``y = A' v`` with any unit vector v, ``A'^2 - y y^T = A' (I - v v^T) A'``, whose norm is at most
+        ``||A'||^2 - ||y||^2``. Here v is one step of the power method from a vector of ones.
+        """
+        if not self.wide:
+            return None
+        y = self.core @ F.normalize(self.core.sum(0), dim=0)
+        return y if norm**2 - float(y @ y) < error else None
 
     def inverse_increment(self, M: Tensor, terms: int) -> Tensor:
         """``B^-1 M - M`` as ``(A' + A'^2 + ... ) M``, with at least this many terms."""
@@ -193,7 +208,7 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     if r <= 0:
         raise ValueError(f"lr * weight_decay is {lr * weight_decay}, but must be below 1: the weights would vanish or flip")
     R = _target_rows(batch)
-    H, Y, P, g_s, g_q, g_c, unique, inverse = batch
+    H, Y, P, g_s, g_q, g_c, unique, inverse, present = batch
     if max_grad_norm is not None:
         scale = (max_grad_norm / (_grad_norm(head, batch, R) + 1e-6)).clamp_max(1).to(R.dtype)
         Y, P, g_s, g_q, g_c, R = (x * scale for x in (Y, P, g_s, g_q, g_c, R))
@@ -201,7 +216,7 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
 
     # All that is new is computed first, and written only if it is finite.
     times_A = _RightProduct(H, (2 * lr / r) * g_q)
-    X = torch.sub(Y, times_A(Y + P), alpha=0.5).mul_(r * lr).add_(weighted_sum(g_c, selected(R, inverse)), alpha=-(lr**2) / 2)
+    X = times_A.taken_from(Y.sub(weighted_sum(g_c, selected(R, inverse)), alpha=lr / (2 * r)), 0.5, Y + P)
     HX = H.T @ X
     a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0).to(head.w.dtype)
     norm = times_A.norm()
@@ -212,7 +227,7 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
 
     rBw = r * (head.w - times_A.vector(head.w))
     v = lr**2 * (D / 2 * a + delta) - lr * rBw
-    _scaled(head.Q, r**2).sub_(HX + HX.T).addr_(a, v).addr_(v, a)
+    _scaled(head.Q, r**2).sub_(HX + HX.T, alpha=r * lr).addr_(a, v).addr_(v, a)
     head.w.copy_(rBw - lr * (D * a + delta))
     head.w0.copy_(r * (head.w0 - times_A.vector(head.w0)) - lr * a)
     _scaled(head.U.sub_(times_A(head.U.to(H.dtype))), r)
@@ -220,10 +235,11 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     head.log_condition += 2 * math.atanh(norm) if norm < LARGE_STEP else math.inf
     if head.log_condition > math.log(MAX_CONDITION):
         head.close_frame()
+        present = None if present is None else present @ head.past[-1]
     else:
         _update_inverse(head, times_A, norm, r)
 
-    head.add_to_rows(unique, R, -lr)
+    head.add_to_rows(unique, R, -lr, present)
     head.backwards.clear()
     if len(head.past) >= MAX_FRAMES:
         head.refactor()
@@ -233,7 +249,13 @@ def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float, r: 
     """``U^-1 <- B^-1 U^-1 / r``; t terms of the series leave an error of ``norm^(t + 1)``."""
     error = SERIES_ERROR * torch.finfo(head.U_inverse.dtype).eps
     terms = 1 if norm == 0 else math.ceil(math.log(error) / math.log(norm)) - 1
-    _scaled(head.U_inverse.add_(times_A.inverse_increment(head.U_inverse, max(1, terms))), 1 / r)
+    y = times_A.root_of_square(norm, error) if terms == 2 else None
+    if y is not None:
+        yU = y @ head.U_inverse
+        head.U_inverse.add_(times_A.inverse_increment(head.U_inverse, 1)).addr_(y, yU)
+    else:
+        head.U_inverse.add_(times_A.inverse_increment(head.U_inverse, max(1, terms)))
+    _scaled(head.U_inverse, 1 / r)
     if head.steps % POLISH == 0:
         residual = torch.eye(len(head.U), dtype=head.U_inverse.dtype, device=head.U.device)
         residual.addmm_(head.U.to(head.U_inverse.dtype), head.U_inverse, alpha=-1)
