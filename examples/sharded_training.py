@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="examples of each rank")
     parser.add_argument("--lr", type=float, default=300.0, help="of the output layer")
     options = parser.parse_args()
-    with process_group("gloo", timeout=timedelta(seconds=60)) as group:  # the longest that anyone waits for another
+    with process_group("gloo", timeout=timedelta(minutes=5)) as group:  # the longest that anyone waits for another
         train(options, group)
 
 

@@ -1,6 +1,6 @@
 """The processes that ``torchrun`` has started, as a process group: also after one of them died and all were started again.
 
-    with process_group("gloo", timeout=timedelta(minutes=1)) as group:
+    with process_group("gloo", timeout=timedelta(minutes=5)) as group:
         head = FactoredHead(d, D, group=group)
 
 The same code runs for the first time and after a restart: what it has to go on from is in its checkpoints.

@@ -153,7 +153,7 @@ def test_batch_normalization_is_told_about(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [("tune", "digits"), ("compare", "digits", "--workers", "2")])
 def test_what_does_not_run_under_torchrun(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     command = torchrun("-m", "spherical_loss", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
     assert done.returncode != 0
     assert done.stderr.count("under torchrun the processes train one run together") == 1
 
