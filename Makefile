@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types plot bench clean
+.PHONY: demo test lint types plot bench docs clean
 
 demo: $(READY)  ## compare the losses on a small task: a table, and a picture of the learning curves
 	$(BIN)/spherical-loss compare digits
@@ -24,6 +24,9 @@ plot: $(READY)  ## draw the losses and their gradients: docs/losses.svg
 
 bench: $(READY)  ## measure losses and heads side by side with their peers
 	$(BIN)/python -m benchmarks
+
+docs: $(READY)  ## build the documentation: build/docs/index.html
+	$(BIN)/sphinx-build -W --keep-going -q -E -d build/doctrees docs build/docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Checkpoints of a factored head through ``torch.distributed.checkpoint``: each rank writes and reads its own rows.
 
-A head saved by some number of ranks can be loaded by another number, one process without a group included.
+A head saved by some number of ranks can be loaded by another number, one process without a group included::
 
     save_checkpoint(head, "step-1000")         # every rank calls it
     load_checkpoint(head, "step-1000")         # into a head of the same d, D and bias

@@ -1,0 +1,119 @@
+"""From which number of classes on a head is the fastest: ``python -m benchmarks.crossover``.
+
+A training step of each head (forward, backward, SGD), interleaved (A B C A B C ...), for growing D. The figures go to
+results/crossover.json, and ``python -m benchmarks.publish`` writes them into the documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import Any
+
+import torch
+
+from benchmarks.heads import FactoredStep, batches
+from benchmarks.timing import RESULTS, Work, interleaved, readable, show
+from spherical_loss import DenseHead, GramHead, TaylorSoftmaxLoss
+from spherical_loss.heads.dense import ParameterHead
+
+Row = dict[str, Any]
+
+SIZES = [(N, d) for N in (250, 2048) for d in (64, 128, 256, 512)]
+CLASSES = [250 * 2**k for k in range(10)]  # up to 128,000
+PAIRS = [("dense", "gram"), ("dense", "factored"), ("gram", "factored")]
+CLEAR = 3.0  # once the factored head is this many times faster than both others, a larger D brings nothing new
+
+
+class ParameterStep:
+    """A training step of a head with ordinary weights."""
+
+    def __init__(self, Head: type[ParameterHead], N: int, d: int, D: int, lr: float) -> None:
+        self.head, self.loss, self.batches = Head(d, D, init="zero"), TaylorSoftmaxLoss(), batches(N, d, D)
+        self.optimizer = torch.optim.SGD(self.head.parameters(), lr)
+
+    def __call__(self) -> None:
+        hidden, target = next(self.batches)
+        self.optimizer.zero_grad()
+        self.loss(self.head(hidden, target)).backward()
+        self.optimizer.step()
+
+
+def measure(N: int, d: int, D: int, repeats: int) -> Row:
+    lr = 0.4 * D / d  # the same change of the weights at every size, that of benchmarks.heads
+    steps: dict[str, Work] = {
+        "dense": ParameterStep(DenseHead, N, d, D, lr),
+        "gram": ParameterStep(GramHead, N, d, D, lr),
+        "factored": FactoredStep(N, d, D, lr),
+    }
+    return {"threads": torch.get_num_threads(), "N": N, "d": d, "D": D, **interleaved(steps, repeats, warmup=2)}
+
+
+def sweep(N: int, d: int, repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for D in CLASSES:
+        row = measure(N, d, D, repeats)
+        rows.append(row)
+        if min(row["dense"].median, row["gram"].median) > CLEAR * row["factored"].median:
+            break
+    table = [[f"{r['D']:,}", *(readable(r[name].median) for name in ("dense", "gram", "factored"))] for r in rows]
+    show(f"A training step at N={N:,}, d={d}", ["D", "DenseHead", "GramHead", "FactoredHead"], table)
+    return rows
+
+
+def crossover(rows: list[Row], slow: str, fast: str) -> float | None:
+    """The D from which on ``fast`` is faster than ``slow``, between two measured ones on log scales.
+
+    0 if it is faster at every D measured, None if it is not at the largest.
+    """
+    gains = [(math.log(row["D"]), math.log(row[slow][0] / row[fast][0])) for row in rows]
+    behind = [i for i, (_, gain) in enumerate(gains) if gain <= 0]
+    if not behind:
+        return 0.0
+    if behind[-1] == len(gains) - 1:
+        return None
+    (x0, y0), (x1, y1) = gains[behind[-1] : behind[-1] + 2]
+    return math.exp(x0 + (x1 - x0) * -y0 / (y1 - y0))
+
+
+def rounded(D: float | None) -> str:
+    """Two digits: more would be noise."""
+    if D is None:
+        return "no D measured"
+    if D == 0:
+        return "any D"
+    digits = 1 - math.floor(math.log10(D))
+    return f"{round(D, digits):,.0f}"
+
+
+def by_size(rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
+    sizes: dict[tuple[int, int], list[Row]] = {}
+    for row in rows:
+        sizes.setdefault((row["N"], row["d"]), []).append(row)
+    return sizes
+
+
+HEADER = ["N", "d", *(f"{fast} beats {slow} from D =" for slow, fast in PAIRS), "largest D measured"]
+
+
+def table(rows: list[Row]) -> list[list[str]]:
+    return [
+        [f"{N:,}", str(d), *(rounded(crossover(part, *pair)) for pair in PAIRS), f"{part[-1]['D']:,}"]
+        for (N, d), part in by_size(rows).items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="From which number of classes on a head is the fastest.")
+    parser.add_argument("--repeats", type=int, default=9, help="repetitions of each step, of which the median counts")
+    repeats: int = parser.parse_args().repeats
+    rows: list[Row] = []
+    for N, d in SIZES:
+        rows += sweep(N, d, repeats)
+        (RESULTS / "crossover.json").write_text(json.dumps(rows, indent=1) + "\n")
+    show("Crossovers", HEADER, table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The generated tables of the documentation: from results/bench.json, results/crossover.json and the paper's own figures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks import crossover
+from benchmarks.timing import RESULTS, readable
+from spherical_loss.experiments.paper import TABLES
+
+Row = dict[str, Any]
+
+CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "ptb": 10_000, "one-billion-word": 10_000}
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """What stands between the marks, by the page (in docs/) and the name of the marks."""
+    crossings: list[Row] = json.loads((RESULTS / "crossover.json").read_text())
+    return {
+        ("guides/choosing-a-head.md", "crossover"): markdown(crossover.HEADER, crossover.table(crossings)),
+        ("limits.md", "paper"): paper(),
+        ("limits.md", "gain"): gain(crossings),
+        ("limits.md", "refactoring"): refactoring(measured["factored"]),
+        ("limits.md", "small"): small(measured["losses"]),
+    }
+
+
+def paper() -> str:
+    """The losses side by side, a row for each of the paper's tables: perplexity, or else the error rate."""
+    losses = ("softmax", "spherical", "taylor")
+    rows = []
+    for table in TABLES.values():
+        cells = []
+        for loss in losses:
+            row = table.rows.get(loss)
+            if row is None:
+                cells.append("")
+            elif row.perplexity is not None and row.top10 is not None:
+                cells.append(f"{row.perplexity.mean:.1f} ({100 * row.top10.mean:.1f}%)")
+            else:
+                cells.append(f"{100 * row.error.mean:.3g}%" if row.error else "")
+        metric = "perplexity (top-10 error)" if "%)" in cells[0] else "error"
+        rows.append([str(table.number), table.title.split(", each")[0], f"{CLASSES[table.task]:,}", metric, *cells])
+    return markdown(["table", "data", "classes", "measured", "softmax", "spherical", "Taylor"], rows)
+
+
+def gain(crossings: list[Row], N: int = 250) -> str:
+    """How many times faster than dense the factored head is, for every D measured, beside D / (4 d)."""
+    rows = [
+        [
+            str(row["d"]),
+            f"{row['D']:,}",
+            f"{row['D'] / (4 * row['d']):.2g}",
+            readable(row["dense"][0]),
+            readable(row["factored"][0]),
+            f"{row['dense'][0] / row['factored'][0]:.2g}x",
+        ]
+        for row in crossings
+        if row["N"] == N
+    ]
+    return markdown(["d", "D", "D / (4 d)", "DenseHead", "FactoredHead", "gain"], rows)
+
+
+def refactoring(rows: list[Row]) -> str:
+    found = next(row for row in rows if row["name"] == "refactoring")
+    limit = next(row for row in rows if row["name"] == "limit")
+    return (
+        f"At N=250, d=300, D=793,471 refactoring took {readable(found['duration'])}, and is due every {found['steps']:,.0f} "
+        f"steps at the learning rate of the benchmark: {found['share']:.0%} of the time. A step between two of them reaches "
+        f"{limit['efficiency']:.0%} of the machine's rate of matrix products, because its own are small."
+    )
+
+
+def small(rows: list[Row]) -> str:
+    """The losses at the smallest size of the benchmark."""
+    N, D = min((row["N"], row["D"]) for row in rows)
+    here = [row for row in rows if (row["N"], row["D"]) == (N, D) and row["name"] != "memory copy"]
+    reference = next(row for row in here if row["name"] == "F.cross_entropy")
+    cells = [[f"`{r['name']}`", readable(r["seconds"][0]), f"{r['seconds'][0] / reference['seconds'][0]:.2g}"] for r in here]
+    return markdown([f"{N} x {D} logits, forward + backward", "median", "times `F.cross_entropy`"], cells)
