@@ -67,3 +67,14 @@ def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         return folder
 
     return write
+
+
+@pytest.fixture(scope="session")
+def full_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a store with something for every section."""
+    from spherical_loss.experiments.report import write_report  # matplotlib takes a while to import
+    from tests.experiments.stores import full_store
+
+    results = full_store(tmp_path_factory.mktemp("results"))
+    write_report(results, results / "report.html", None)
+    return results / "report.html"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spherical_loss.experiments.settings import ImageSettings, LanguageSettings, Run, Settings
+from spherical_loss.experiments.settings import ImageSettings, LanguageSettings, Run
 from spherical_loss.experiments.store import Study, add_runs, add_studies
 
 ENVIRONMENT = {
@@ -90,13 +90,13 @@ def study(task: str, loss: str, values: dict[float, float | None]) -> Study:
     return Study(f"{task}-{loss}-0123456789", task, loss, {"epochs": 1, "monitor": "error"}, trials)
 
 
-def with_settings(line: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    return {**line, "run": {**line["run"], "settings": settings}}
-
-
 def full_store(folder: Path) -> Path:
     """Something for every section of the report."""
-    lines = [image_line(loss, seed, e + 1e-4 * seed**2) for loss, e in FIRST.items() for seed in range(3)]
+    lines = [
+        image_line(loss, seed, e + 1e-5 * seed * (k - 2) + 1e-4 * seed)
+        for k, (loss, e) in enumerate(FIRST.items())
+        for seed in range(3)
+    ]
     lines += [
         image_line(loss, seed, 0.8 * FIRST[loss] + 1e-4 * seed, split="official")
         for loss in ("softmax", "taylor")

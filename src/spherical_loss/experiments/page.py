@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 from spherical_loss.experiments.pictures import Picture
 
 STYLE = Path(__file__).with_name("report.css")
+WORDY = 28  # characters, from which on a column is text and not figures
 VERDICTS = ("confirmed", "contradicted", "undecided")
 
 
@@ -30,22 +31,31 @@ def paragraph(text: str) -> str:
 
 def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in a container of its own, which scrolls if the table is wider than the page."""
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    body = "".join(f'<tr><th scope="row">{escape(row[0])}</th>{"".join(map(cell, row[1:]))}</tr>\n' for row in rows)
+    wordy = [any(len(row[i]) > WORDY for row in rows) for i in range(len(headings))]
+    head = "".join(
+        f'<th scope="col"{text_class(words)}>{escape(title)}</th>' for title, words in zip(headings, wordy, strict=True)
+    )
+    body = ""
+    for first, *others in rows:
+        cells = "".join(cell(text, words) for text, words in zip(others, wordy[1:], strict=True))
+        body += f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>\n'
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">\n<table>\n'
         f"<caption>{escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>"
     )
 
 
-def cell(text: str) -> str:
+def text_class(wordy: bool) -> str:
+    return ' class="text"' if wordy else ""
+
+
+def cell(text: str, wordy: bool = False) -> str:
     """
-    >>> cell("0.9"), cell("confirmed"), cell("3 of 100 runs; lr < 3; 5 epochs")
-    ('<td>0.9</td>', '<td><span class="confirmed">confirmed</span></td>', '<td class="text">3 of 100 runs; lr &lt; 3; 5 epochs</td>')
+    >>> cell("0.9"), cell("confirmed"), cell("lr < 3", wordy=True)
+    ('<td>0.9</td>', '<td><span class="confirmed">confirmed</span></td>', '<td class="text">lr &lt; 3</td>')
     """
-    if text in VERDICTS:
-        return f'<td><span class="{text}">{text}</span></td>'
-    return f'<td class="text">{escape(text)}</td>' if len(text) > 24 else f"<td>{escape(text)}</td>"
+    inner = f'<span class="{text}">{text}</span>' if text in VERDICTS else escape(text)
+    return f"<td{text_class(wordy)}>{inner}</td>"
 
 
 def pictures(*found: Picture | None) -> str:

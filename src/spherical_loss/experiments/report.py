@@ -353,7 +353,7 @@ def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
             values = list(by_seed(results.get(label, {}), metric).values())
             row = table.rows.get(loss_of(label))
             paper = figure_text(getattr(row, metric) if row else None, column)
-            what = f"{table.number}. {table.title.partition(',')[0]}" if metric == "error" else f"{table.number}. {table.title}"
+            what = f"{table.number} `{name}`"  # what to give to reproduce
             rows.append(
                 [what, label_text(label), "error %" if metric == "error" else metric, mean_text(values, column), paper, note]
             )
