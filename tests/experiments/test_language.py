@@ -310,7 +310,7 @@ def test_compare_any_text_with_all_heads(texts: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ptb", "--losses", "softmax", "--head", "gram"), "softmax is outside the spherical family and needs the logits"),
+        (("ptb", "--losses", "softmax", "--head", "gram"), "softmax works with dense, sampled, adaptive only"),
         (("text",), "give it with --file"),
         (("text", "--file", "nowhere.txt"), "nowhere.txt is not a file"),
         (("ptb", "--vocabulary", "50"), "--vocabulary is 50, but ptb.train.txt has only 40 words"),

@@ -69,8 +69,12 @@ class TextSet:
 
     @property
     def ranked(self) -> Tensor:
-        """The rows that are ranked, evenly spaced."""
-        n = min(len(self), max(1, self.budget // self.D))
+        """The rows that are ranked."""
+        return self.spaced(self.budget)
+
+    def spaced(self, outputs: int) -> Tensor:
+        """Rows, evenly spaced, with so many outputs at most; all of them if that is few enough."""
+        n = min(len(self), max(1, outputs // self.D))
         return torch.arange(n) * len(self) // n
 
     def order(self, epoch: int, generator: Generator) -> Tensor:

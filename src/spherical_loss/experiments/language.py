@@ -1,4 +1,4 @@
-"""The neural language model of the paper: words in a context of 6, embeddings, rectifiers, and one of the three heads.
+"""The neural language model of the paper: words in a context of 6, embeddings, rectifiers, and an output layer.
 
 Reference: Y. Bengio, R. Ducharme, P. Vincent, A Neural Probabilistic Language Model, 2001.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,18 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.models import activation
 from spherical_loss.experiments.settings import LanguageSettings
 from spherical_loss.experiments.simlex import agreement
+from spherical_loss.experiments.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead
-from spherical_loss.heads.base import Head
 
-HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
+HEADS: dict[str, Callable[[int, int], Any]] = {
+    "dense": partial(DenseHead, init="zero"),
+    "gram": partial(GramHead, init="zero"),
+    "factored": partial(FactoredHead, init="zero"),
+    "sampled": partial(SampledSoftmaxHead, init="zero"),
+    "adaptive": AdaptiveSoftmaxHead,
+}
 BATCH = 500  # examples that are evaluated at once
+DENSE_OUTPUTS = 10**9  # that are looked at to measure a loss outside the family; up to 10,000 words this is the whole set
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows anew for each time
 
 
@@ -44,7 +52,7 @@ class LanguageModel(nn.Module):
             layers += [nn.Linear(inputs, width), *activation(settings.activation, width, spatial=False, last=last)]
             inputs = width
         self.trunk = nn.Sequential(*layers)
-        self.head = HEADS[head](inputs, D, init="zero")
+        self.head = HEADS[head](inputs, D)
 
     def hidden(self, x: Tensor) -> Tensor:
         """``(N, d)`` for contexts ``(N, context)``."""
@@ -59,10 +67,14 @@ class LanguageModel(nn.Module):
         hidden = self.hidden(x)
         if isinstance(loss, SphericalLoss):
             return loss(self.head(hidden, target))
+        if self.training and isinstance(self.head, SampledSoftmaxHead | AdaptiveSoftmaxHead):
+            return self.head.training_loss(hidden, target)
         return loss(self.head.logits(hidden), target)
 
-    def output_weights(self, classes: Tensor) -> Tensor:
-        """Rows of W, ``(n, d)``."""
+    def output_weights(self, classes: Tensor) -> Tensor | None:
+        """Rows of W, ``(n, d)``; the adaptive softmax has none that could be compared."""
+        if isinstance(self.head, AdaptiveSoftmaxHead):
+            return None
         if isinstance(self.head, FactoredHead):
             return self.head.rows(classes)[:, : self.head.in_features]
         return self.head.weight.detach()[classes]
@@ -81,6 +93,8 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             nn.init.zeros_(module.bias)
     head = network.head
+    if isinstance(head, AdaptiveSoftmaxHead):  # starts as torch starts it
+        return network
     try:
         head.set_bias(loss.prior_bias(train.frequencies.float()))
     except TypeError:  # not a model of probabilities
@@ -124,7 +138,8 @@ def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> to
 def evaluate_language(network: LanguageModel, loss: Loss, data: TextSet) -> dict[str, float | None]:
     """Metrics of ``network`` on ``data``.
 
-    - ``loss``: the training loss, from the statistics for the losses of the family.
+    - ``loss``: the training loss, from the statistics for the losses of the family; for the others, of ``measured`` examples,
+      which are all of them unless there are too many outputs to look at.
     - ``nll`` and ``perplexity``, its exponential: under the loss's own distribution, where it has one. For the bounds that is
       the softmax, which needs the logits, so it is measured on the ranked examples alone.
     - ``error``, ``top10``: how often the target is not the most probable word, or not among the ten most probable; of
@@ -135,20 +150,22 @@ def evaluate_language(network: LanguageModel, loss: Loss, data: TextSet) -> dict
     network.eval()
     device = network.embedding.weight.device
     total = 0.0
-    for rows in torch.arange(len(data)).split(BATCH):
+    measured = torch.arange(len(data)) if isinstance(loss, SphericalLoss) else data.spaced(DENSE_OUTPUTS)
+    for rows in measured.split(BATCH):
         total += float(network.objective(*data.batch(rows.to(device)), loss)) * len(rows)
-    value = total / len(data)
+    value = total / len(measured)
     nll: float | None = value
     if isinstance(loss, SphericalLoss) and not loss.is_likelihood:
         nll = sampled_nll(network, loss, data)
-    metrics: dict[str, float | None] = {"loss": value, "nll": nll}
+    metrics: dict[str, float | None] = {"loss": value, "nll": nll, "measured": len(measured)}
     metrics["perplexity"] = None if nll is None else math.exp(min(nll, 700.0))
     metrics.update(ranking(network, loss, data))
     first, second = data.pairs.words.to(device).unbind(1)
     scores = data.pairs.scores
-    embedding, output = network.embedding.weight, network.output_weights
+    embedding = network.embedding.weight
     metrics["simlex_input"] = agreement(embedding[first], embedding[second], scores)
-    metrics["simlex_output"] = agreement(output(first), output(second), scores) if len(scores) else None
+    W_first, W_second = network.output_weights(first), network.output_weights(second)
+    metrics["simlex_output"] = None if W_first is None or W_second is None else agreement(W_first, W_second, scores)
     metrics["simlex_pairs"] = len(scores) or None
     network.train(was_training)
     return metrics

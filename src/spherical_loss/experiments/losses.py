@@ -18,15 +18,15 @@ class LossEntry:
     make: Callable[..., Loss]
     defaults: dict[str, float | None] = field(default_factory=dict)
     search: dict[str, tuple[float, float]] = field(default_factory=dict)
-    in_family: bool = True
-    """Whether it is a function of the statistics, so that it works with every head."""
+    heads: tuple[str, ...] = ("dense", "gram", "factored")
+    """The output layers of the language model that it works with: all that make statistics, for the losses of the family."""
 
 
 # Z-loss: with D classes z_c is at most sqrt(D - 1), which is 3 for ten classes; a and b want tuning as eps does.
 LOSSES: dict[str, LossEntry] = {
     "mse": LossEntry("MSE", spherical_loss.SquaredErrorLoss),
-    "softmax": LossEntry("Log softmax", spherical_loss.SoftmaxLoss, in_family=False),
-    "abs": LossEntry("Log softmax abs", spherical_loss.AbsSoftmaxLoss, in_family=False),
+    "softmax": LossEntry("Log softmax", spherical_loss.SoftmaxLoss, heads=("dense", "sampled", "adaptive")),
+    "abs": LossEntry("Log softmax abs", spherical_loss.AbsSoftmaxLoss, heads=("dense",)),
     "spherical": LossEntry(
         "Log spherical softmax", spherical_loss.SphericalSoftmaxLoss, {"eps": DEFAULT_EPS}, {"eps": (1e-4, 1.0)}
     ),

@@ -66,9 +66,9 @@ class ImageSettings(Settings):
 class LanguageSettings(Settings):
     """Settings of the language models."""
 
-    head: tuple[Literal["dense", "gram", "factored"], ...] = ("dense",)
+    head: tuple[Literal["dense", "gram", "factored", "sampled", "adaptive"], ...] = ("dense",)
     """Output layers: dense computes the logits; gram and factored do not, and are exact all the same, for the losses of the
-    family. With several, the losses outside the family (softmax, abs) take the dense one alone."""
+    family; sampled and adaptive are what softmax has instead. With several, a loss takes those that it works with."""
     layers: int | None = None
     """Hidden layers."""
     width: int | None = None
@@ -199,7 +199,7 @@ def check_loss(loss: str, settings: Settings) -> None:
     """Raise a :class:`UserError` if the loss refuses an option, or every head."""
     if isinstance(settings, LanguageSettings) and not heads_of(loss, settings):
         raise UserError(
-            f"--head is {' '.join(settings.head)}, but {loss} is outside the spherical family and needs the logits: add dense "
+            f"--head is {' '.join(settings.head)}, but {loss} works with {', '.join(LOSSES[loss].heads)} only: add one of them "
             "to --head, or choose other --losses"
         )
     given = {key: getattr(settings, key) for key in LOSSES[loss].defaults if getattr(settings, key) is not None}
@@ -215,4 +215,4 @@ def heads_of(loss: str, settings: LanguageSettings) -> tuple[str, ...]:
     >>> heads_of("softmax", LanguageSettings(head=("dense", "factored")))
     ('dense',)
     """
-    return settings.head if LOSSES[loss].in_family else tuple(head for head in settings.head if head == "dense")
+    return tuple(head for head in settings.head if head in LOSSES[loss].heads)
