@@ -1,0 +1,447 @@
+"""A scikit-learn classifier trained with the losses and heads of this library (the ``sklearn`` extra)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    import numpy as np
+    from scipy.sparse import csr_array, issparse
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.metaestimators import available_if
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("SphericalClassifier needs scikit-learn 1.6 or newer: pip install 'spherical-loss[sklearn]'") from error
+
+from spherical_loss.base import Loss, SphericalLoss
+from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
+from spherical_loss.losses import (
+    AbsSoftmaxLoss,
+    SoftmaxBoundLoss,
+    SoftmaxLoss,
+    SphericalSoftmaxLoss,
+    SquaredErrorLoss,
+    TaylorSoftmaxLoss,
+    ZLoss,
+)
+
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "taylor": TaylorSoftmaxLoss,
+    "spherical": SphericalSoftmaxLoss,
+    "mse": SquaredErrorLoss,
+    "bound": SoftmaxBoundLoss,
+    "z": partial(ZLoss, a=1.0, b=3.0),
+    "softmax": SoftmaxLoss,
+    "abs": AbsSoftmaxLoss,
+}
+HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
+MANY_CLASSES = 50_000  # from here on the steps of an optimizer over D x d weights take longer than all else
+WIDE = 1024  # hidden vectors above this size make d x d matrices slow
+
+Rows = Any  # a numpy array or a scipy CSR array
+
+
+class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A perceptron with any loss and any head of this library, as a scikit-learn estimator.
+
+    X is dense or sparse, and is never made dense as a whole. The network computes in the dtype of X: float32 stays float32.
+    The model is trained by AdamW, the factored head by its exact SGD, with rates that fall linearly to zero.
+
+    Args:
+        loss: ``"taylor"``, ``"spherical"``, ``"mse"``, ``"bound"``, ``"z"``, ``"softmax"``, ``"abs"``, or a loss itself.
+            ``predict_proba`` and ``predict_log_proba`` exist where the loss models probabilities.
+        head: ``"dense"``, ``"gram"`` or ``"factored"``. ``"auto"`` takes the factored head from 50,000 classes on, below it
+            the gram head where D is at least the batch size, and that at least d; else the dense head. ``"softmax"`` and
+            ``"abs"`` need logits, and so the dense head.
+        hidden_layer_sizes: rectifier units of each hidden layer; ``()`` for a linear model. The first layer takes the rows of
+            a sparse X as they are, and updates only the weights of features that occur; without a hidden layer each
+            minibatch is made dense.
+        learning_rate: of AdamW, which trains all but the factored head.
+        factored_step: step of the factored head, as a share of the largest one that is certainly stable for the batch at
+            hand. A plain rate would have to be searched for: good ones grow with D. Above 0.25 steps get expensive.
+        weight_decay: each step shrinks the weights by ``learning_rate * weight_decay``, but not those of a sparse X's features.
+        max_iter: passes over the data.
+        batch_size: examples of a step; ``"auto"`` is about a hundred steps a pass, between 64 and 1024 examples each.
+        standardize: whether ``fit`` centres and scales the features (``partial_fit`` cannot know how, and takes X as it is). A
+            sparse X is divided by a single number, so that it stays sparse.
+        early_stopping: stop when the loss of held-out examples has not fallen by ``tol`` for ``n_iter_no_change`` passes.
+        validation_fraction: the share of the examples that is held out for that.
+        n_iter_no_change: passes without progress before early stopping.
+        tol: what counts as progress.
+        random_state: a number makes results reproducible.
+
+    Attributes: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``, ``head_`` (the trained head),
+    ``loss_curve_`` and, with early stopping, ``validation_curve_`` (one number per pass).
+
+    An example of weight 0 counts as absent, its class too. Weights equal repeated examples exactly where all examples fit into
+    one batch, and on average elsewhere.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> SphericalClassifier(loss="spherical", random_state=0).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        loss: str | Loss = "taylor",
+        *,
+        head: str = "auto",
+        hidden_layer_sizes: tuple[int, ...] = (100,),
+        learning_rate: float = 0.01,
+        factored_step: float = 0.2,
+        weight_decay: float = 0.0,
+        max_iter: int = 200,
+        batch_size: int | str = "auto",
+        standardize: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        tol: float = 1e-4,
+        random_state: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.head = head
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.learning_rate = learning_rate
+        self.factored_step = factored_step
+        self.weight_decay = weight_decay
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # Training ------------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SphericalClassifier:
+        """Train from scratch."""
+        self._check_parameters()
+        X, y, weight = self._checked(X, y, sample_weight, reset=True)
+        self.classes_, target = np.unique(y, return_inverse=True)
+        self._start(X, weight if self.standardize else None)
+        train, held_out = self._split(len(target))
+        optimizers = self._optimizers()
+        self.loss_curve_: list[float] = []
+        self.validation_curve_: list[float] = []
+        for epoch in range(self.max_iter):
+            parts = list(self._shuffled(train))
+            rates = [1 - (epoch + i / len(parts)) / self.max_iter for i in range(len(parts))]
+            self.loss_curve_.append(self._pass(X, target, weight, parts, rates, optimizers))
+            if self.early_stopping:
+                self.validation_curve_.append(self._mean_loss(X, target, weight, held_out))
+                if self._no_progress():
+                    break
+        self.n_iter_ = len(self.loss_curve_)
+        self._moments: list[Any] | None = None
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> SphericalClassifier:
+        """One pass over these examples, with constant rates. The first call must name all ``classes`` there will ever be."""
+        self._check_parameters()
+        first = not hasattr(self, "network_")
+        X, y, weight = self._checked(X, y, sample_weight, reset=first)
+        if first and classes is None:
+            raise ValueError("classes must be given to the first call of partial_fit: all classes that y will ever have")
+        if classes is not None and not first and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError("classes are not those of the first call of partial_fit; leave them out of later calls")
+        if first:
+            self.classes_ = np.unique(classes)
+            self._start(X, None)
+            self.n_iter_, self.loss_curve_, self._moments = 0, [], None
+        target = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        if not np.array_equal(self.classes_[target], y):
+            unknown = y[self.classes_[target] != y][0]
+            raise ValueError(f"y has the label {unknown}, which is not among the classes of the first call of partial_fit")
+        parts = list(self._shuffled(np.arange(len(target))))
+        optimizers = self._optimizers()
+        self.loss_curve_.append(self._pass(X, target, weight, parts, [1.0] * len(parts), optimizers))
+        self._moments = [optimizer.state_dict() for optimizer in optimizers]
+        self.n_iter_ += 1
+        return self
+
+    def _check_parameters(self) -> None:
+        self._made_loss()
+        if self.head not in (*HEADS, "auto"):
+            raise ValueError(f"head {self.head!r} is not known; use one of auto, {', '.join(HEADS)}")
+        if self.batch_size != "auto" and not (isinstance(self.batch_size, int | np.integer) and self.batch_size >= 1):
+            raise ValueError(f"batch_size is {self.batch_size!r}, but must be a positive integer or 'auto'")
+        if self.max_iter < 1:
+            raise ValueError(f"max_iter is {self.max_iter}, but must be at least 1")
+        if not 0 < self.factored_step < 1:
+            raise ValueError(f"factored_step is {self.factored_step}, but must be between 0 and 1: a larger step may diverge")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction is {self.validation_fraction}, but must be between 0 and 1")
+
+    def _made_loss(self) -> Loss:
+        """A loss of our own, that leaves the reduction to us: sample weights come in between."""
+        if isinstance(self.loss, Loss):
+            loss = copy.deepcopy(self.loss)
+        elif self.loss in LOSSES:
+            loss = LOSSES[self.loss]()
+        else:
+            raise ValueError(f"loss {self.loss!r} is not known; use an instance of a Loss or one of {', '.join(LOSSES)}")
+        loss.reduction = "none"
+        return loss
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[Rows, Any, Any]:
+        """X as floating-point rows, y as it is, weights of mean 1; without the examples of weight 0."""
+        X, y = validate_data(self, X, y, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
+        with warnings.catch_warnings():  # as many classes as examples are what this estimator is for
+            warnings.filterwarnings("ignore", message="The number of unique classes")
+            check_classification_targets(y)
+        X = csr_array(X) if issparse(X) else X  # not a matrix, whose sums and products are matrices
+        if sample_weight is None:
+            return X, y, np.ones(len(y), dtype=X.dtype)
+        weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        kept = weight > 0
+        if not kept.any():
+            raise ValueError("sample_weight is zero for every example; at least one must count")
+        return X[kept], y[kept], weight[kept] / weight[kept].mean()
+
+    def _start(self, X: Rows, weight: Any | None) -> None:
+        """A network that has seen nothing; ``weight`` to standardize X, or None to take it as it is."""
+        self._rng = np.random.RandomState(check_random_state(self.random_state).randint(2**31 - 1))
+        loss, D, d = self._made_loss(), len(self.classes_), (X.shape[1], *self.hidden_layer_sizes)[-1]
+        bias = _even_bias(loss, D)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(self._rng.randint(2**31 - 1)))
+            make_head = HEADS[self._head_name(loss, d, D, self._examples(X.shape[0]))]
+            head = make_head(d, D, init="he" if bias is None else "zero")
+            network = _Network(X.shape[1], self.hidden_layer_sizes, issparse(X), head)
+        self.network_ = network.to(torch.from_numpy(np.empty(0, X.dtype)).dtype)
+        if bias is not None:
+            head.set_bias(bias)
+        if weight is not None:
+            network.standardize(X, weight)
+
+    def _head_name(self, loss: Loss, d: int, D: int, examples: int) -> str:
+        if self.head != "auto":
+            return self.head
+        if not isinstance(loss, SphericalLoss) or loss.label_smoothing > 0:
+            return "dense"
+        if D >= MANY_CLASSES and d <= WIDE:
+            return "factored"
+        return "gram" if D >= examples >= d else "dense"
+
+    def _examples(self, n: int) -> int:
+        return int(np.clip(n // 100, 64, 1024)) if self.batch_size == "auto" else int(self.batch_size)
+
+    def _split(self, n: int) -> tuple[Any, Any]:
+        """The examples to train with, and those held out."""
+        count = int(np.ceil(self.validation_fraction * n)) if self.early_stopping else 0
+        if count == n:
+            raise ValueError(f"early_stopping would hold out all {n} examples (n_samples={n}); turn it off")
+        order = self._rng.permutation(n) if count else np.arange(n)
+        return order[count:], order[:count]
+
+    def _shuffled(self, examples: Any) -> Iterator[Any]:
+        order, size = self._rng.permutation(examples), self._examples(len(examples))
+        return (order[i : i + size] for i in range(0, len(order), size))
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """One for each kind of weights: dense, of the features of a sparse X, and factored."""
+        network, rate, decay = self.network_, self.learning_rate, self.weight_decay
+        dense = [p for p in network.parameters() if p is not network.sparse_weight]
+        optimizers: list[torch.optim.Optimizer] = []
+        if dense:
+            optimizers.append(torch.optim.AdamW(dense, lr=rate, weight_decay=decay))
+        if network.sparse_weight is not None:
+            optimizers.append(torch.optim.SparseAdam([network.sparse_weight], lr=rate))
+        if isinstance(network.head, FactoredHead):
+            optimizers.append(FactoredSGD(network.head, lr=0.0))
+        for optimizer, moments in zip(optimizers, getattr(self, "_moments", None) or [], strict=False):
+            optimizer.load_state_dict(moments)
+        return optimizers
+
+    def _pass(
+        self, X: Rows, target: Any, weight: Any, parts: list[Any], rates: list[float], optimizers: list[torch.optim.Optimizer]
+    ) -> float:
+        """One step for each part of the examples; the mean loss on the way."""
+        loss, network, total = self._made_loss(), self.network_.train(), 0.0
+        for part, rate in zip(parts, rates, strict=True):
+            value = self._objective(loss, X, target, weight, part)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            value.backward()
+            for optimizer in optimizers:
+                self._set_rate(optimizer, rate)
+                optimizer.step()
+            total += float(value.detach()) * len(part)
+        network.eval()
+        if not np.isfinite(total):
+            raise FloatingPointError(f"the loss is not finite; lower learning_rate={self.learning_rate}")
+        return total / sum(map(len, parts))
+
+    def _objective(self, loss: Loss, X: Rows, target: Any, weight: Any, part: Any) -> Tensor:
+        losses = self.network_.losses(X[part], torch.from_numpy(target[part]), loss)
+        return (losses * torch.from_numpy(weight[part])).mean()
+
+    def _set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        group = optimizer.param_groups[0]
+        group["lr"] = rate * self.learning_rate
+        if isinstance(optimizer, FactoredSGD):
+            group["lr"] = rate * self.factored_step * stable_rate(optimizer.head)
+            group["weight_decay"] = rate * self.learning_rate * self.weight_decay / group["lr"] if self.weight_decay else 0.0
+
+    @torch.no_grad()
+    def _mean_loss(self, X: Rows, target: Any, weight: Any, examples: Any) -> float:
+        loss, size = self._made_loss(), self._examples(len(examples))
+        parts = [examples[i : i + size] for i in range(0, len(examples), size)]
+        return sum(float(self._objective(loss, X, target, weight, part)) * len(part) for part in parts) / len(examples)
+
+    def _no_progress(self) -> bool:
+        earlier, recent = self.validation_curve_[: -self.n_iter_no_change], self.validation_curve_[-self.n_iter_no_change :]
+        return bool(earlier) and min(recent) > min(earlier) - self.tol
+
+    # Prediction ----------------------------------------------------------------------------------------------------
+
+    @property
+    def head_(self) -> Head:
+        """The trained head."""
+        check_is_fitted(self)
+        return self.network_.head
+
+    def predict(self, X: Any) -> Any:
+        """The most probable class of each row."""
+        return self.predict_topk(X, 1)[:, 0]
+
+    def predict_topk(self, X: Any, k: int) -> Any:
+        """The ``k`` most probable classes of each row, best first, (n, k): an exact search that never holds n x D numbers."""
+        loss = self._made_loss()
+        found = [self.head_.topk(hidden, k, loss).classes.numpy() for hidden in self._hidden(X)]
+        return self.classes_[np.concatenate(found)]
+
+    def decision_function(self, X: Any) -> Any:
+        """Log-probabilities, or what a loss without them ranks classes by, (n, D); of two classes the difference, (n,)."""
+        scores = self._of_logits(X, self._scores)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def _scores(self, o: Tensor) -> Tensor:
+        loss = self._made_loss()
+        if models_probabilities(loss):
+            return loss.log_probabilities(o)
+        return loss.score(o.sum(1, keepdim=True), o.square().sum(1, keepdim=True), o, o.shape[1])
+
+    @available_if(lambda self: models_probabilities(self._made_loss()))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Any:
+        """The probabilities of all classes, (n, D)."""
+        return self._of_logits(X, self._made_loss().probabilities)
+
+    @available_if(lambda self: models_probabilities(self._made_loss()))  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> Any:
+        """The logarithms of :meth:`predict_proba`."""
+        return self._of_logits(X, self._made_loss().log_probabilities)
+
+    def _of_logits(self, X: Any, function: Callable[[Tensor], Tensor]) -> Any:
+        return np.concatenate([function(self.head_.logits(hidden).detach()).numpy() for hidden in self._hidden(X)])
+
+    def _hidden(self, X: Any) -> Iterator[Tensor]:
+        """The hidden vectors of X, some rows at a time."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32])
+        rows = max(1, 2**22 // max(1, X.shape[1]))  # as dense rows, 32 MiB of float64
+        with torch.no_grad():
+            yield from (self.network_.hidden(X[i : i + rows]) for i in range(0, X.shape[0], rows))
+
+
+class _Network(nn.Module):
+    """Features, shifted and scaled; hidden layers of rectifiers; a head."""
+
+    shift: Tensor
+    scale: Tensor
+    sparse_weight: nn.Parameter | None
+    sparse_bias: nn.Parameter | None
+
+    def __init__(self, features: int, sizes: tuple[int, ...], sparse: bool, head: Head) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(1))
+        self.register_buffer("scale", torch.ones(1))
+        layers = [_rectifier_layer(i, size) for i, size in zip((features, *sizes), sizes, strict=False)]
+        self.sparse_weight = self.sparse_bias = None
+        if sparse and sizes:  # a row for each feature, so that a step touches those of the features that occur
+            first = layers.pop(0)
+            self.sparse_weight, self.sparse_bias = nn.Parameter(first.weight.detach().T.contiguous()), first.bias
+        self.layers = nn.ModuleList(layers)
+        self.head = head
+
+    def hidden(self, X: Rows) -> Tensor:
+        x = self._dense(X) if self.sparse_weight is None else self._first_layer(X, self.sparse_weight).relu()
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+    def losses(self, X: Rows, target: Tensor, loss: Loss) -> Tensor:
+        hidden = self.hidden(X)
+        if isinstance(self.head, DenseHead):  # logits are what every loss takes, with every option
+            return loss(self.head.logits(hidden), target)
+        return loss(self.head(hidden, target))
+
+    def standardize(self, X: Rows, weight: Any) -> None:
+        """Centre and scale the features; a sparse X is only divided by the root mean square of the norms of its rows."""
+        if issparse(X):
+            squares = X.power(2).sum(1)
+            shift, scale = np.zeros(1), np.atleast_1d(np.sqrt(np.average(squares, weights=weight)))
+        else:
+            shift = np.average(X, axis=0, weights=weight)
+            scale = np.sqrt(np.average((X - shift) ** 2, axis=0, weights=weight))
+            scale[scale <= 1e-6 * np.abs(shift)] = 0  # constant, up to rounding
+        scale[scale == 0] = 1
+        self.shift, self.scale = (torch.from_numpy(x).to(self.scale.dtype) for x in (shift, scale))
+
+    def _dense(self, X: Rows) -> Tensor:
+        x = torch.tensor(X.toarray() if issparse(X) else X, dtype=self.scale.dtype)
+        return (x - self.shift) / self.scale
+
+    def _first_layer(self, X: Rows, weight: Tensor) -> Tensor:
+        X = csr_array(X)
+        indices, starts = (torch.tensor(x, dtype=torch.long) for x in (X.indices, X.indptr[:-1]))
+        values = torch.tensor(X.data, dtype=self.scale.dtype) / self.scale
+        bag = nn.functional.embedding_bag(indices, weight, starts, mode="sum", sparse=True, per_sample_weights=values)
+        return bag if self.sparse_bias is None else bag + self.sparse_bias
+
+
+def _rectifier_layer(inputs: int, size: int) -> nn.Linear:
+    layer = nn.Linear(inputs, size)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def stable_rate(head: FactoredHead) -> float:
+    """``1 / trace(A)`` of the last backward pass: SGD multiplies W by ``I - lr A``, whose eigenvalues then stay above 0."""
+    trace = sum(float((2 * b.g_q.abs() * b.H.square().sum(1)).sum()) for b in head.backwards)
+    return 1 / trace if trace > 0 else 0.0
+
+
+def models_probabilities(loss: Loss) -> bool:
+    try:
+        loss.log_probabilities(torch.zeros(2))
+    except TypeError:
+        return False
+    return True
+
+
+def _even_bias(loss: Loss, D: int) -> Tensor | None:
+    """The bias with which zero weights make all classes alike and yet move; None where the loss knows no such bias."""
+    try:
+        return loss.prior_bias(torch.ones(D))
+    except TypeError:
+        return None

@@ -1,0 +1,219 @@
+"""The scikit-learn estimator: scikit-learn's own checks, every loss and head, sparse X, very many classes."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array, random_array
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spherical_loss import FactoredHead, GramHead, SphericalSoftmaxLoss, TaylorSoftmaxLoss
+from spherical_loss.sklearn import LOSSES, SphericalClassifier
+
+from . import oracle
+
+
+@parametrize_with_checks([SphericalClassifier(max_iter=15)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def iris():
+    return load_iris(return_X_y=True)
+
+
+def topics(n: int, D: int, features: int, seed: int = 0) -> tuple[csr_array, np.ndarray]:
+    """Rows of word counts: each class has five words of its own, among many that say nothing."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(n) % D
+    noise = random_array((n, features), density=0.01, format="csr", rng=rng)
+    words = 5 * y[:, None] + rng.integers(5, size=(n, 3))
+    own = csr_array((np.ones(3 * n), (np.repeat(np.arange(n), 3), words.ravel())), shape=(n, features))
+    return csr_array(noise + own), y
+
+
+def test_digits_as_good_as_logistic_regression():
+    X, X_test, y, y_test = train_test_split(*load_digits(return_X_y=True), random_state=0)
+    ours = SphericalClassifier(random_state=0, max_iter=15).fit(X, y).score(X_test, y_test)
+    assert ours > LogisticRegression(max_iter=300, tol=1e-2).fit(X / 16, y).score(X_test / 16, y_test) - 0.02
+
+
+@pytest.mark.parametrize("head", ["dense", "gram", "factored"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_learns_with_every_head_it_can_have(iris, loss, head):
+    model = SphericalClassifier(loss, head=head, batch_size=15, max_iter=20, random_state=0)
+    if loss in ("softmax", "abs") and head != "dense":
+        with pytest.raises(TypeError, match="outside the spherical family"):
+            model.fit(*iris)
+        return
+    assert model.fit(*iris).score(*iris) > 0.85
+
+
+def test_dense_and_gram_are_the_same_model(iris):
+    X, y = iris
+    dense, gram = (SphericalClassifier(head=head, max_iter=3, random_state=0).fit(X, y) for head in ("dense", "gram"))
+    np.testing.assert_allclose(dense.predict_proba(X), gram.predict_proba(X), rtol=1e-8)
+
+
+def test_probabilities_are_those_of_the_loss(iris):
+    X, y = iris
+    model = SphericalClassifier("taylor", hidden_layer_sizes=(), standardize=False, max_iter=3, random_state=0).fit(X, y)
+    o = torch.from_numpy(X) @ model.head_.weight.detach().T + model.head_.bias.detach()
+    expected = torch.exp(-oracle.quadratic(1.0, 1.0, 0.5)(o)).numpy()
+    np.testing.assert_allclose(model.predict_proba(X), expected, rtol=1e-10)
+    np.testing.assert_allclose(model.decision_function(X), np.log(expected), rtol=1e-10)
+    np.testing.assert_array_equal(model.predict(X), expected.argmax(1))
+    np.testing.assert_array_equal(model.predict_topk(X, 3), np.argsort(-expected, 1))
+
+
+@pytest.mark.parametrize("loss", ["mse", "z"])
+def test_no_probabilities_where_the_loss_has_none(iris, loss):
+    model = SphericalClassifier(loss, max_iter=2, random_state=0).fit(*iris)
+    for method in ("predict_proba", "predict_log_proba"):
+        with pytest.raises(AttributeError, match=f"no attribute '{method}'"):
+            getattr(model, method)
+    np.testing.assert_array_equal(model.decision_function(iris[0]).argmax(1), model.predict(iris[0]))
+
+
+def test_a_loss_given_as_an_instance_is_left_as_it_was(iris):
+    loss = SphericalSoftmaxLoss(eps=0.3, reduction="sum", label_smoothing=0.1)
+    model = clone(SphericalClassifier(loss, max_iter=2, random_state=0)).fit(*iris)
+    assert model.loss.eps == 0.3
+    assert loss.reduction == model.loss.reduction == "sum"
+    assert "eps=0.3" in repr(model)
+
+
+def test_sparse_x_is_learned_and_never_dense():
+    X, y = topics(600, 20, 20_000)
+    model = SphericalClassifier(max_iter=10, random_state=0)
+    with Largest() as largest:
+        model.fit(X[:500], y[:500])
+        assert model.score(X[500:], y[500:]) > 0.9
+    assert largest.numel <= 20_000 * 100  # the first layer; X has five times as many entries
+
+
+def test_sparse_and_dense_x_give_the_same_predictions():
+    X, y = topics(100, 4, 50)
+    for trained, other in ((X, X.toarray()), (X.toarray(), X)):
+        model = SphericalClassifier(max_iter=3, random_state=0).fit(trained, y)
+        np.testing.assert_allclose(model.predict_proba(other), model.predict_proba(trained), rtol=1e-10)
+    linear = SphericalClassifier(hidden_layer_sizes=(), standardize=False, max_iter=3, random_state=0)
+    np.testing.assert_allclose(linear.fit(X, y).predict_proba(X), linear.fit(X.toarray(), y).predict_proba(X), rtol=1e-10)
+
+
+def test_head_is_chosen_from_the_shapes():
+    def chosen(D, loss="taylor", **options):
+        model = SphericalClassifier(loss, random_state=0, **options)
+        return type(model.partial_fit(np.zeros((1, 4), np.float32), [0], classes=np.arange(D)).head_).__name__
+
+    assert chosen(10) == "DenseHead"
+    assert chosen(500, batch_size=128) == "GramHead"
+    assert chosen(50_000) == "FactoredHead"
+    assert chosen(50_000, loss="softmax", hidden_layer_sizes=()) == "DenseHead"
+    assert chosen(500, loss=TaylorSoftmaxLoss(label_smoothing=0.1), batch_size=128) == "DenseHead"
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(x, torch.Tensor) and x.layout == torch.strided:
+                self.numel = max(self.numel, x.numel())
+        return result
+
+
+def test_a_million_classes_without_the_logits():
+    D, n, d = 1_000_000, 64, 8
+    X, y = np.random.default_rng(0).normal(size=(n, d)).astype(np.float32), np.arange(n) * 15_000
+    model = SphericalClassifier(hidden_layer_sizes=(), random_state=0)
+    with Largest() as largest:
+        for _ in range(30):
+            model.partial_fit(X, y, classes=np.arange(D))
+        assert isinstance(model.head_, FactoredHead)
+        assert model.score(X, y) > 0.9
+        assert model.predict_topk(X, 5).shape == (n, 5)
+    assert largest.numel <= D * 16  # V, with its bias and empty columns; all logits would be four times that
+
+
+def test_partial_fit_continues_and_survives_pickling(iris):
+    X, y = iris
+    for head in ("dense", "factored"):
+        whole, pickled = (SphericalClassifier(head=head, batch_size=15, random_state=0) for _ in range(2))
+        for _ in range(8):
+            whole.partial_fit(X, y, classes=[0, 1, 2])
+            pickled = pickle.loads(pickle.dumps(pickled)).partial_fit(X, y, classes=[0, 1, 2])
+        np.testing.assert_array_equal(whole.decision_function(X), pickled.decision_function(X))
+        assert whole.loss_curve_[-1] < 0.7 * whole.loss_curve_[0]
+        assert whole.n_iter_ == 8
+
+
+def test_partial_fit_says_what_is_wrong(iris):
+    X, y = iris
+    with pytest.raises(ValueError, match="classes must be given"):
+        SphericalClassifier().partial_fit(X, y)
+    model = SphericalClassifier().partial_fit(X, y, classes=[0, 1, 2])
+    with pytest.raises(ValueError, match="label 7"):
+        model.partial_fit(X[:1], [7])
+    with pytest.raises(ValueError, match="not those of the first call"):
+        model.partial_fit(X, y, classes=[0, 1])
+
+
+def test_early_stopping():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, 5)), rng.integers(3, size=80)  # nothing to learn
+    model = SphericalClassifier(early_stopping=True, max_iter=60, n_iter_no_change=3, random_state=0).fit(X, y)
+    assert model.n_iter_ == len(model.validation_curve_) < 60
+
+
+def test_grid_search_of_a_pipeline(iris):
+    X, y = iris
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    pipeline = make_pipeline(MaxAbsScaler(), SphericalClassifier(max_iter=30, batch_size=15, random_state=0))
+    search = GridSearchCV(pipeline, {"sphericalclassifier__loss": ["taylor", SphericalSoftmaxLoss(eps=0.1)]}, cv=2)
+    assert search.fit(X, names).score(X, names) > 0.9
+    assert set(search.predict(X)) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "hinge"}, "'hinge' is not known; use an instance of a Loss or one of taylor"),
+        ({"head": "wide"}, "'wide' is not known; use one of auto, dense"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"max_iter": 0}, "max_iter is 0"),
+        ({"factored_step": 1.5}, "factored_step is 1.5"),
+        ({"validation_fraction": 0.0}, "validation_fraction is 0.0"),
+    ],
+)
+def test_wrong_parameters(iris, options, message):
+    with pytest.raises(ValueError, match=message):
+        SphericalClassifier(**options).fit(*iris)
+
+
+def test_gram_head_of_many_classes_is_used_in_fit():
+    X, y = topics(400, 200, 1100)
+    assert isinstance(SphericalClassifier(max_iter=1, batch_size=128).fit(X, y).head_, GramHead)
+
+
+def test_remedy_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "spherical_loss.sklearn")
+    with pytest.raises(ImportError, match=r"pip install 'spherical-loss\[sklearn\]'"):
+        importlib.import_module("spherical_loss.sklearn")
