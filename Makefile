@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types plot bench docs clean
+.PHONY: demo test lint types plot bench report docs clean
 
 demo: $(READY)  ## compare the losses on a small task: a table, and a picture of the learning curves
 	$(BIN)/spherical-loss compare digits
@@ -27,6 +27,9 @@ bench: $(READY)  ## measure losses and heads side by side with their peers
 
 docs: $(READY)  ## build the documentation: build/docs/index.html
 	$(BIN)/sphinx-build -W --keep-going -q -E -d build/doctrees docs build/docs
+
+report: $(READY)  ## turn results/ into a page, results/report.html, and the summary in the README
+	$(BIN)/spherical-loss report --readme README.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

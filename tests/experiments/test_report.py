@@ -284,6 +284,7 @@ def test_the_readme_gets_the_summary(tmp_path: Path) -> None:
     assert written.endswith("<!-- end results -->\nafter\n")
     assert "old" not in written
     assert "| 1 `mnist-random-splits` | Log softmax | error % | 1.1 (0.1) | 0.812 (0.104) | 3 of 100 runs; " in written
-    assert written.count("data not at hand") == 4
+    assert "| 4 `cifar100` | - | error % | - | - | data not at hand |" in written
+    assert "| 5 `ptb` | - | perplexity | - | - | no runs yet |" in written
     with pytest.raises(UserError, match="once, but has them 0 times"):
         replace_marked(readme, "others", text)

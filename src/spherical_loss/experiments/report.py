@@ -20,7 +20,6 @@ from spherical_loss.experiments.tables import (
     CLAIM_HEADINGS,
     COLUMNS,
     Cells,
-    Column,
     Results,
     by_seed,
     claim_row,
@@ -340,23 +339,20 @@ def environment_section(runs: Sequence[StoredRun]) -> Section:
 
 
 def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
-    """The main figure of every table, ours beside the paper's, as Markdown."""
+    """The main figure of every loss that was run, ours beside the paper's, as Markdown; a row for each table without runs."""
     rows = []
     for name, table in TABLES.items():
-        metric = main_metric(table)
-        column = Column(metric, metric, digits=3 if metric == "error" else 4, percent=metric == "error")
+        what = f"{table.number} `{name}`"  # what to give to reproduce
+        column = next(column for column in COLUMNS if column.metric == main_metric(table))
         group = next(iter(table_groups(name, runs)), None)
-        results = {} if group is None else group.results
-        labels = [*results, *(loss for loss in table.losses if loss not in {loss_of(label) for label in results})]
-        for label in labels:
-            note = scaled_down(group, label, table) if group and label in results else missing.get(table.task, "no runs yet")
-            values = list(by_seed(results.get(label, {}), metric).values())
+        if group is None:
+            rows.append([what, "-", column.heading, "-", "-", missing.get(table.task, "no runs yet")])
+            continue
+        for label, results in group.results.items():
+            ours = mean_text(list(by_seed(results, column.metric).values()), column)
             row = table.rows.get(loss_of(label))
-            paper = figure_text(getattr(row, metric) if row else None, column)
-            what = f"{table.number} `{name}`"  # what to give to reproduce
-            rows.append(
-                [what, label_text(label), "error %" if metric == "error" else metric, mean_text(values, column), paper, note]
-            )
+            paper = figure_text(getattr(row, column.metric) if row else None, column)
+            rows.append([what, label_text(label), column.heading, ours, paper, scaled_down(group, label, table)])
     headings = ["table", "loss function", "metric", "ours", "paper", "scaled down"]
     counts = f"{verdict_counts(claim_rows(runs, missing))}."
     return f"{markdown_table('The tables of the paper, mean (standard deviation) over runs', headings, rows)}\n{counts}"
