@@ -141,7 +141,7 @@ RATES: dict[str, dict[str, Any]] = {
     "abs": {"lr": 0.3, "output_rate": 3.0},
     "spherical": {"lr": 1.0, "output_rate": 3.0, "eps": 0.0198},
     "taylor": {"lr": 1.0, "output_rate": 30.0},
-    "z": {"lr": 0.1, "output_rate": 1.0, "a": 0.1, "b": 30.0},
+    "z": {"lr": 0.3, "output_rate": 1.0, "a": 0.1, "b": 30.0},
     "mse": {"lr": 0.1, "output_rate": 1.0},
     "bound": {"lr": 0.1, "output_rate": 1.0},
     "bound-fixed": {"lr": 0.1, "output_rate": 1.0, "xi": 10.0},
