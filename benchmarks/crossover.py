@@ -22,6 +22,7 @@ Row = dict[str, Any]
 
 SIZES = [(N, d) for N in (250, 2048) for d in (64, 128, 256, 512)]
 CLASSES = [250 * 2**k for k in range(10)]  # up to 128,000
+NAMES = {"dense": "DenseHead", "gram": "GramHead", "factored": "FactoredHead"}
 PAIRS = [("dense", "gram"), ("dense", "factored"), ("gram", "factored")]
 CLEAR = 3.0  # once the factored head is this many times faster than both others, a larger D brings nothing new
 
@@ -57,8 +58,8 @@ def sweep(N: int, d: int, repeats: int) -> list[Row]:
         rows.append(row)
         if min(row["dense"].median, row["gram"].median) > CLEAR * row["factored"].median:
             break
-    table = [[f"{r['D']:,}", *(readable(r[name].median) for name in ("dense", "gram", "factored"))] for r in rows]
-    show(f"A training step at N={N:,}, d={d}", ["D", "DenseHead", "GramHead", "FactoredHead"], table)
+    table = [[f"{r['D']:,}", *(readable(r[name].median) for name in NAMES)] for r in rows]
+    show(f"A training step at N={N:,}, d={d}", ["D", *NAMES.values()], table)
     return rows
 
 
@@ -80,7 +81,7 @@ def crossover(rows: list[Row], slow: str, fast: str) -> float | None:
 def rounded(D: float | None) -> str:
     """Two digits: more would be noise."""
     if D is None:
-        return "no D measured"
+        return "none measured"
     if D == 0:
         return "any D"
     digits = 1 - math.floor(math.log10(D))
@@ -94,7 +95,7 @@ def by_size(rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
     return sizes
 
 
-HEADER = ["N", "d", *(f"{fast} beats {slow} from D =" for slow, fast in PAIRS), "largest D measured"]
+HEADER = ["N", "d", *(f"{NAMES[fast]} beats {NAMES[slow]} from D =" for slow, fast in PAIRS), "largest D measured"]
 
 
 def table(rows: list[Row]) -> list[list[str]]:

@@ -22,12 +22,17 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     """What stands between the marks, by the page (in docs/) and the name of the marks."""
     crossings: list[Row] = json.loads((RESULTS / "crossover.json").read_text())
     return {
-        ("guides/choosing-a-head.md", "crossover"): markdown(crossover.HEADER, crossover.table(crossings)),
+        ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
         ("limits.md", "refactoring"): refactoring(measured["factored"]),
         ("limits.md", "small"): small(measured["losses"]),
     }
+
+
+def crossovers(crossings: list[Row]) -> str:
+    threads = "one thread" if crossings[0]["threads"] == 1 else f"{crossings[0]['threads']} threads"
+    return f"On {threads}:\n\n{markdown(crossover.HEADER, crossover.table(crossings))}"
 
 
 def paper() -> str:
@@ -50,20 +55,14 @@ def paper() -> str:
 
 
 def gain(crossings: list[Row], N: int = 250) -> str:
-    """How many times faster than dense the factored head is, for every D measured, beside D / (4 d)."""
-    rows = [
-        [
-            str(row["d"]),
-            f"{row['D']:,}",
-            f"{row['D'] / (4 * row['d']):.2g}",
-            readable(row["dense"][0]),
-            readable(row["factored"][0]),
-            f"{row['dense'][0] / row['factored'][0]:.2g}x",
-        ]
-        for row in crossings
-        if row["N"] == N
-    ]
-    return markdown(["d", "D", "D / (4 d)", "DenseHead", "FactoredHead", "gain"], rows)
+    """How many times faster than dense the factored head is, for every D and d measured, beside D / (4 d)."""
+    rows = [row for row in crossings if row["N"] == N]
+    sizes = sorted({row["d"] for row in rows})
+    cells = {
+        (row["D"], row["d"]): f"{row['dense'][0] / row['factored'][0]:.1f}x ({row['D'] / (4 * row['d']):.1f})" for row in rows
+    }
+    table = [[f"{D:,}", *(cells.get((D, d), "") for d in sizes)] for D in sorted({row["D"] for row in rows})]
+    return markdown(["gain (D / 4d)", *(f"d={d}" for d in sizes)], table)
 
 
 def refactoring(rows: list[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -35,12 +36,19 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", rf"(?!{spherical_loss.__name__}).*|.*\.AnyHead")]
 
 
+THIN_SPACE = '<mspace width="0.17em"/>'
+BEFORE_FUNCTION = re.compile(r"(</(?:mi|mn|msub|msup|mfrac|mrow)>)(?=\s*<mi[^>]*>\w\w+</mi>\s*<mo>&ApplyFunction;)")
+AFTER_FUNCTION = re.compile(r"<mo>&ApplyFunction;</mo>(?!\s*(<mrow>\s*)?<mo[^>]*>\()")
+
+
 def mathml(node: nodes.Element, as_block: bool) -> str:
+    """A formula, with the spaces that TeX leaves around the names of functions, and bars of a norm as high as letters."""
     try:
-        return tex2mathml(node.astext(), as_block=as_block)
+        formula = tex2mathml(node.astext(), as_block=as_block).replace("<mo>‖</mo>", '<mo stretchy="false">‖</mo>')
     except MathError as error:
         logging.getLogger(__name__).warning("formula %r: %s", node.astext(), error, location=node)
         return ""
+    return AFTER_FUNCTION.sub(THIN_SPACE, BEFORE_FUNCTION.sub(rf"\1{THIN_SPACE}", formula))
 
 
 def inline_math(writer: HTML5Translator, node: nodes.math) -> None:
