@@ -66,8 +66,9 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             a sparse X as they are, and updates only the weights of features that occur; without a hidden layer each
             minibatch is made dense.
         learning_rate: of AdamW, which trains all but the factored head.
-        factored_step: step of the factored head, as a share of the largest one that is certainly stable for the batch at
-            hand. A plain rate would have to be searched for: good ones grow with D. Above 0.25 steps get expensive.
+        factored_step: step of the factored head, as a share of the largest one that is certainly stable, at the start and
+            for the batch at hand. A plain rate would have to be searched for: good ones grow with D. Above 0.25 steps get
+            expensive.
         weight_decay: each step shrinks the weights by ``learning_rate * weight_decay``, but not those of a sparse X's features.
         max_iter: passes over the data.
         batch_size: examples of a step; ``"auto"`` is about a hundred steps a pass, between 64 and 1024 examples each.
@@ -226,6 +227,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             make_head = HEADS[self._head_name(loss, d, D, self._examples(X.shape[0]))]
             head = make_head(d, D, init="he" if bias is None else "zero")
             network = _Network(X.shape[1], self.hidden_layer_sizes, issparse(X), head)
+        self._first_rate = 0.0
         self.network_ = network.to(torch.from_numpy(np.empty(0, X.dtype)).dtype)
         if bias is not None:
             head.set_bias(bias)
@@ -298,8 +300,11 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         group = optimizer.param_groups[0]
         group["lr"] = rate * self.learning_rate
         if isinstance(optimizer, FactoredSGD):
-            group["lr"] = rate * self.factored_step * stable_rate(optimizer.head)
-            group["weight_decay"] = rate * self.learning_rate * self.weight_decay / group["lr"] if self.weight_decay else 0.0
+            # Never above that of the first step: it grows with the outputs, and they with it, without end.
+            stable = stable_rate(optimizer.head)
+            self._first_rate = self._first_rate or stable
+            group["lr"] = rate * self.factored_step * min(stable, self._first_rate)
+            group["weight_decay"] = rate * self.learning_rate * self.weight_decay / group["lr"] if group["lr"] > 0 else 0.0
 
     @torch.no_grad()
     def _mean_loss(self, X: Rows, target: Any, weight: Any, examples: Any) -> float:
