@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import pages
+from benchmarks.timing import RESULTS
 from sphinx.util.inventory import InventoryFile
 
 import spherical_loss
-from spherical_loss.experiments import cli, download, tune
+from spherical_loss.experiments import cli, collect, download, report, tune
 from spherical_loss.heads import checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +93,8 @@ def test_commands_are_understood(page, monkeypatch, capsys):
     monkeypatch.setattr(cli, "execute", lambda *arguments: None)
     monkeypatch.setattr(cli, "open_workers", lambda *arguments: contextlib.nullcontext())
     monkeypatch.setattr(tune, "tune", lambda *arguments: {})
+    monkeypatch.setattr(collect, "collect", lambda *arguments: None)
+    monkeypatch.setattr(report, "write_report", lambda *arguments: None)
     monkeypatch.setattr(download, "get", lambda *arguments, **options: None)
     for words in commands(page):
         if "spherical_loss" in words or words[0] == "spherical-loss":
@@ -102,8 +107,9 @@ def test_commands_are_understood(page, monkeypatch, capsys):
         for word in words:
             if word.endswith(".py"):
                 assert (ROOT / word).exists(), words
-            if match := re.fullmatch(r"(?:\.|spherical-loss)\[(\w+)\]", word):
-                assert f"\n{match[1]} = [" in (ROOT / "pyproject.toml").read_text(), words
+            if match := re.fullmatch(r"(?:\.|spherical-loss)\[([\w,]+)\]", word):
+                extras = (ROOT / "pyproject.toml").read_text()
+                assert all(f"\n{extra} = [" in extras for extra in match[1].split(",")), words
 
 
 def test_a_wrong_command_would_be_found():
@@ -124,6 +130,13 @@ def test_named_tests_exist(page):
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"`(test_\w+)`", PAGES[page]):
         assert f"def {name}(" in tests, name
+
+
+def test_figures_are_those_that_were_measured():
+    """After a new measurement: python -m benchmarks.publish."""
+    measured = json.loads((RESULTS / "bench.json").read_text())
+    for (page, name), text in pages.tables(measured).items():
+        assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->" in PAGES[f"docs/{page}"], f"{page}: {name}"
 
 
 @pytest.fixture(scope="module")
