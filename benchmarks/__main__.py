@@ -13,16 +13,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import heads, language, losses, mnist_step
+from benchmarks import heads, language, losses, mnist_step, quality, side_by_side
 from benchmarks.timing import RESULTS
 
 PARTS = {
     "losses": losses.run,
     "gram": heads.all_gram,
     "factored": heads.factored,
+    "side_by_side": side_by_side.run,
     "growth": heads.growth,
     "mnist": mnist_step.run,
     "language": language.run,
+    "quality": quality.run,
 }
 
 

@@ -1,7 +1,12 @@
-"""TaylorSoftmaxLoss against F.cross_entropy: forward and backward, eager float32, with the memory copy as the limit."""
+"""TaylorSoftmaxLoss against what people use: forward and backward, float32, with the memory copy as the limit.
+
+The peers: F.cross_entropy, eager and compiled, the losses of the package entmax, and a Taylor softmax written with torch
+operations, as a reader of the paper would write it.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +17,38 @@ from spherical_loss import TaylorSoftmaxLoss
 
 SIZES = [(4096, 50_000, 5), (250, 10_000, 60), (200, 10, 2000)]  # N, D, repetitions
 TARGETS = {(4096, 50_000): (2.5, 5.0), (250, 10_000): (2.0, None), (200, 10): (1 / 1.3, None)}
+
+
+def naive_taylor_softmax(o: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    numerators = 1 + o + o**2 / 2
+    probabilities = numerators / numerators.sum(1, keepdim=True)
+    return -probabilities.gather(1, target.unsqueeze(1)).log().mean()
+
+
+def compiled_cross_entropy() -> Any:
+    """``F.cross_entropy`` compiled, or None where torch finds no compiler."""
+    compiled = torch.compile(F.cross_entropy)
+    try:
+        compiled(torch.zeros(2, 3), torch.tensor([0, 1]))
+    except Exception as error:  # torch raises whatever its back end does
+        print(f"  F.cross_entropy compiled: left out, torch.compile failed ({type(error).__name__})")
+        return None
+    return compiled
+
+
+def entmax_losses() -> dict[str, Any]:
+    """Sparse alternatives to the softmax, of the extra ``bench``."""
+    try:
+        import entmax
+    except ImportError:
+        print("  entmax: left out, not installed; pip install spherical-loss[bench]")
+        return {}
+    losses = {"entmax.sparsemax_loss": entmax.sparsemax_loss, "entmax.entmax15_loss": entmax.entmax15_loss}
+    return {name: partial(mean_of, loss) for name, loss in losses.items()}
+
+
+def mean_of(loss: Any, o: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return loss(o, target).mean()
 
 
 def contenders(N: int, D: int) -> tuple[dict[str, Work], torch.Tensor]:
@@ -25,7 +62,11 @@ def contenders(N: int, D: int) -> tuple[dict[str, Work], torch.Tensor]:
         loss(o, target).backward()
 
     spare = torch.randn(N, D, requires_grad=True)  # its contents are lost
+    compiled = compiled_cross_entropy()
+    others = {"F.cross_entropy, compiled": compiled} if compiled else {}
+    others |= {"naive Taylor softmax": naive_taylor_softmax, **entmax_losses()}
     return {
+        **{name: partial(forward_backward, loss, o) for name, loss in others.items()},
         "F.cross_entropy": lambda: forward_backward(F.cross_entropy, o),
         "F.cross_entropy(1.5*o)": lambda: forward_backward(lambda o, target: F.cross_entropy(1.5 * o, target), o),
         "TaylorSoftmaxLoss": lambda: forward_backward(taylor, o),

@@ -26,9 +26,43 @@ def dense_softmax(d: int, D: int, lr: float = 0.1) -> Step:
     return step
 
 
+def fused_softmax(d: int, D: int, lr: float = 0.1) -> Step:
+    """``F.linear_cross_entropy``, which computes the logits in chunks: exact."""
+    linear = nn.Linear(d, D, bias=False)
+    optimizer = torch.optim.SGD(linear.parameters(), lr)
+
+    def step(hidden: Tensor, target: Tensor) -> None:
+        optimizer.zero_grad()
+        F.linear_cross_entropy(hidden, linear.weight, target).backward()
+        optimizer.step()
+
+    return step
+
+
 def sampled_softmax(d: int, D: int, negatives: int, lr: float = 0.1) -> Step:
     """Shared negatives from a log-uniform distribution, corrected for it, sparse gradients: an approximation."""
     return trained(SampledSoftmaxHead(d, D, negatives=negatives), lr)
+
+
+class NoiseContrastiveHead(SampledSoftmaxHead):
+    """Tells targets from noise, with the outputs as unnormalized log-probabilities: an approximation.
+
+    Reference: A. Mnih, Y. W. Teh, A fast and simple algorithm for training neural probabilistic language models, 2012.
+    """
+
+    def training_loss(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """``-log sigma(o_c - log E_c) - sum_k log(1 - sigma(o_k - log E_k))`` over the negatives k, which a batch shares."""
+        noise = self.noise(target.device)
+        classes = torch.cat([target, noise])
+        W, b = F.embedding(classes, self.weight, sparse=True), self.bias[classes] - self.log_expected_count(classes)
+        N = len(target)
+        positive = (hidden * W[:N]).sum(1) + b[:N]
+        negative = torch.addmm(b[N:], hidden, W[N:].T)
+        return (F.softplus(-positive) + F.softplus(negative).sum(1)).mean()
+
+
+def noise_contrastive(d: int, D: int, negatives: int, lr: float = 0.1) -> Step:
+    return trained(NoiseContrastiveHead(d, D, negatives=negatives), lr)
 
 
 def adaptive_softmax(d: int, D: int, lr: float = 0.1) -> Step:

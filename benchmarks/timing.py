@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import statistics
 import time
@@ -50,6 +51,8 @@ def peak_memory(run: Work) -> int:
     """Bytes of resident memory that ``run()`` needs beyond what was there before, at its peak (Linux)."""
     run()  # what stays allocated from now on, such as gradients, is there before
     gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # freed memory that glibc keeps is not there before
+        libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from the present
     before = _status("VmRSS")
     run()
@@ -67,6 +70,12 @@ def matmul_rate(n: int = 2048, repeats: int = 10) -> float:
     """Floating-point operations per second of a large float32 product."""
     a = torch.randn(n, n)
     return 2 * n**3 / interleaved({"matmul": lambda: a @ a}, repeats)["matmul"].median
+
+
+def copy_rate(n: int = 2**26, repeats: int = 10) -> float:
+    """Bytes per second, read and written, of a large copy."""
+    a, b = torch.ones(n), torch.zeros(n)
+    return 8 * n / interleaved({"copy": lambda: b.copy_(a)}, repeats)["copy"].median
 
 
 def show(title: str, header: list[str], rows: list[list[str]]) -> None:

@@ -32,14 +32,17 @@ class SampledSoftmaxHead(DenseHead):
         super().__init__(in_features, num_classes, init=init)
         self.negatives = negatives
 
+    def noise(self, device: torch.device) -> Tensor:
+        """Classes of the negatives of a batch."""
+        u = torch.rand(self.negatives, device=device)
+        return (torch.exp(u * math.log(self.num_classes + 1)).long() - 1).clamp_(0, self.num_classes - 1)
+
     def log_expected_count(self, classes: Tensor) -> Tensor:
         return torch.log(torch.log1p(1 / (classes.float() + 1)) * (self.negatives / math.log(self.num_classes + 1)))
 
     def training_loss(self, hidden: Tensor, target: Tensor) -> Tensor:
         """The mean of ``log(exp(o_c) + sum over the negatives k != c of exp(o_k) / E_k) - o_c``."""
-        N, D = len(target), self.num_classes
-        u = torch.rand(self.negatives, device=target.device)
-        noise = (torch.exp(u * math.log(D + 1)).long() - 1).clamp_(0, D - 1)
+        N, noise = len(target), self.noise(target.device)
         classes = torch.cat([target, noise])
         W, b = F.embedding(classes, self.weight, sparse=True), self.bias[classes]
         positive = (hidden * W[:N]).sum(1) + b[:N]

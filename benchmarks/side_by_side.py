@@ -1,0 +1,143 @@
+"""Whole training steps of large output layers, ours and what people use instead, at three sizes: time and peak memory.
+
+Every contender does forward, backward and an SGD step from hidden vectors that need a gradient. Each peer takes turns with
+ours, one of them in memory at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import peers
+from benchmarks.heads import FACTORED_LR, FactoredStep, batches, step_flops
+from benchmarks.timing import copy_rate, interleaved, matmul_rate, peak_memory, readable, show
+from spherical_loss import GramHead, TaylorSoftmaxLoss
+
+Row = dict[str, Any]
+Size = tuple[int, int, int]
+
+SIZES: dict[str, Size] = {  # N, d, D
+    "word model": (250, 300, 793_471),
+    "GPT-2-sized head": (8192, 768, 50_257),
+    "item catalogue": (1024, 128, 3_000_000),
+}
+SECONDS = 15.0  # of a peer's repetitions, about
+
+
+def gram_step(d: int, D: int) -> peers.Step:
+    head, loss = GramHead(d, D), TaylorSoftmaxLoss()
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+
+    def step(hidden: Tensor, target: Tensor) -> None:
+        optimizer.zero_grad()
+        loss(head(hidden, target)).backward()
+        optimizer.step()
+
+    return step
+
+
+CONTENDERS: dict[str, tuple[str, Callable[[int, int], peers.Step]]] = {
+    "GramHead + Taylor softmax + SGD": ("exact", gram_step),
+    "dense + cross-entropy + SGD": ("exact", peers.dense_softmax),
+    "F.linear_cross_entropy + SGD": ("exact", peers.fused_softmax),
+    "nn.AdaptiveLogSoftmaxWithLoss": ("another model", peers.adaptive_softmax),
+    "sampled softmax, 1,024 negatives": ("approximation", lambda d, D: peers.sampled_softmax(d, D, 1024)),
+    "sampled softmax, 8,192 negatives": ("approximation", lambda d, D: peers.sampled_softmax(d, D, 8192)),
+    "noise-contrastive estimation, 1,024": ("approximation", lambda d, D: peers.noise_contrastive(d, D, 1024)),
+}
+
+
+def needed(name: str, N: int, d: int, D: int) -> int:
+    """Bytes that a contender needs at least: weights and their gradient, and for the dense layer the logits, thrice.
+
+    These are the logits, their log-softmax, which the backward pass needs, and the gradient.
+    """
+    logits = 3 * N * D if name.startswith("dense") else 0
+    return 4 * (2 * d * D + logits)
+
+
+def available() -> int:
+    """Bytes of memory that are free for use (Linux)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("MemAvailable is not in /proc/meminfo")
+
+
+def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS) -> list[Row]:
+    ours = FactoredStep(N, d, D, FACTORED_LR)
+    for _ in range(3):
+        ours()
+    same = {"size": size, "N": N, "d": d, "D": D}
+    rows: list[Row] = []
+    for name, (kind, make) in CONTENDERS.items():
+        row = {**same, "name": name, "kind": kind, "seconds": None, "ratio": None, "memory": None}
+        if (need := needed(name, N, d, D)) > available():
+            row["memory"] = need
+        elif not name.startswith("F.linear_cross") or hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
+            row |= against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
+            gc.collect()
+        rows.append(row)
+    return [{**same, "name": "FactoredHead + Taylor softmax", "kind": "exact", **limits(ours, N, d, rows)}, *rows]
+
+
+def against(ours: FactoredStep, step: peers.Step, data: Iterator[tuple[Tensor, Tensor]], seconds: float) -> Row:
+    """A peer in turns with ours: as often as ``seconds`` allow, and ours several times beside a slow one."""
+
+    def peer() -> None:
+        step(*next(data))
+
+    first = interleaved({"peer": peer}, repeats=1)["peer"].median
+    repeats, turns = max(2, min(100, int(seconds / first))), max(1, min(50, int(first / 0.01)))
+    times = interleaved({"peer": peer, "ours": ours}, repeats, warmup=0, turns={"ours": turns})
+    ratio = times["peer"].median / times["ours"].median
+    return {"seconds": times["peer"], "ours": times["ours"], "ratio": ratio, "memory": peak_memory(peer)}
+
+
+def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
+    """Our own row: the median over all turns, and how far it is from what the machine could do."""
+    spread = sorted((row["ours"] for row in rows if row["seconds"] is not None), key=lambda t: t.median)
+    time = spread[len(spread) // 2]
+    flops, moved = step_flops(N, d), step_bytes(N, d)
+    return {
+        "seconds": time,
+        "ratio": 1.0,
+        "memory": peak_memory(ours),
+        "of_matmul": flops / matmul_rate() / time.median,
+        "of_copy": moved / copy_rate() / time.median,
+    }
+
+
+def step_bytes(N: int, d: int) -> float:
+    """Bytes that a step must read or write at least: N rows of V and N x d vectors, and Q, U (float64) and U^-1 (float32)."""
+    return 2 * 4 * 3 * N * d + 2 * (8 + 8 + 4) * d * d
+
+
+def run() -> list[Row]:
+    rows = []
+    for size, (N, d, D) in SIZES.items():
+        torch.manual_seed(0)
+        found = compared(size, N, d, D)
+        rows += found
+        title = f"A training step of a {size}: N={N:,}, d={d}, D={D:,}"
+        show(title, ["", "", "median", "quartiles", "of ours", "peak memory"], [cells(row) for row in found])
+        print(f"  ours: {found[0]['of_matmul']:.0%} of the time are products at the rate of a large matrix product, ", end="")
+        print(f"{found[0]['of_copy']:.0%} are bytes at the rate of a copy")
+    return rows
+
+
+def cells(row: Row) -> list[str]:
+    memory = "" if row["memory"] is None else f"{row['memory'] / 1e6:,.0f} MB"
+    if row["seconds"] is None:
+        why = "does not fit" if row["memory"] else "needs a newer torch"
+        return [row["name"], row["kind"], why, "", "", memory]
+    t = row["seconds"]
+    quartiles = f"{readable(t.low)} .. {readable(t.high)}"
+    return [row["name"], row["kind"], readable(t.median), quartiles, f"{row['ratio']:,.1f}x", memory]
