@@ -87,7 +87,7 @@ def as_json(run: Run) -> dict[str, Any]:
 def study(task: str, loss: str, values: dict[float, float | None]) -> Study:
     """``values`` are the validations by learning rate."""
     trials = [{"number": i, "values": {"lr": lr}, "value": value} for i, (lr, value) in enumerate(values.items())]
-    return Study(f"{task}-{loss}-0123456789", task, loss, {"epochs": 1, "monitor": "error"}, trials)
+    return Study(f"{task}-{loss}-0123456789", task, loss, "error", {"epochs": 1}, trials)
 
 
 def full_store(folder: Path) -> Path:

@@ -117,7 +117,7 @@ def test_the_table_has_the_runs_closest_to_the_paper() -> None:
 def test_of_several_rates_the_one_with_the_most_runs_is_shown() -> None:
     group = group_of(runs_of(*errors("taylor", 0.01, 0.02, lr=0.1), *errors("taylor", 0.001, lr=0.5)))
     assert [(run.seed, run.settings["lr"]) for run in group.runs] == [(0, 0.1), (1, 0.1)]
-    assert "1 more runs" in report.left_out_text(group)
+    assert "1 more run with" in report.left_out_text(group)
     tie = group_of(runs_of(*errors("taylor", 0.01, lr=0.1), *errors("taylor", 0.001, lr=0.5)))
     assert [run.settings["lr"] for run in tie.runs] == [0.5]  # better on the validation set
 

@@ -144,7 +144,7 @@ def test_studies_are_read_from_the_database_and_their_runs_stay_out(tmp_path: Pa
     assert "2 runs are trials" in said[1]
     assert [found.name for found in read_runs(results)] == [longer.name]
     fixed, taylor = read_studies(results)
-    assert (fixed.task, fixed.loss, fixed.settings) == ("mnist", "bound-fixed", {})  # its runs are gone
+    assert (fixed.task, fixed.loss, fixed.monitor, fixed.settings) == ("mnist", "bound-fixed", "error", {})  # its runs are gone
     assert taylor.loss == "taylor"
     assert taylor.settings["epochs"] == 1
     assert "lr" not in taylor.settings
@@ -159,7 +159,7 @@ def test_a_study_that_went_on_replaces_the_shorter_one(tmp_path: Path) -> None:
     for each, added in ((short, 1), (long, 1), (short, 0), (long, 0)):
         assert add_studies(tmp_path, [each]) == added
     assert read_studies(tmp_path) == [long]
-    assert Study("x", "mnist", "taylor", {}, [{"number": 0, "values": {"lr": 1.0}, "value": None}]).best is None
+    assert Study("x", "mnist", "taylor", "error", {}, [{"number": 0, "values": {"lr": 1.0}, "value": None}]).best is None
 
 
 def test_sizes_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from spherical_loss.experiments.runs import read_json
 from spherical_loss.experiments.settings import LanguageSettings
 from spherical_loss.experiments.store import Study, add_runs, add_studies, line_of, run_folders
 from spherical_loss.experiments.tasks import TASKS
-from spherical_loss.experiments.tune import finished_trials, rounded
+from spherical_loss.experiments.tune import finished_trials, judged_by, rounded
 
 Config = dict[str, Any]
 Group = list[Path]
@@ -59,7 +59,8 @@ def read_database(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, 
         groups = alike({f: c for f, c in configs.items() if (c["task"], c["loss"]) == (task, loss)})
         folders = [f for trial in trials for group in groups if is_trial(trial, group, configs) for f in group]
         common = in_common([configs[folder]["settings"] for folder in folders])
-        found.append((Study(name, task, loss, common, trials), folders))
+        monitor = judged_by(loss, common.get("monitor", TASKS[task].settings.monitor))
+        found.append((Study(name, task, loss, monitor, common, trials), folders))
     return found
 
 
@@ -80,7 +81,7 @@ def is_trial(trial: dict[str, Any], group: Group, configs: dict[Path, Config]) -
     results = [read_json(folder / "result.json") for folder in group]
     if any(result["status"] == "diverged" for result in results):
         return trial["value"] is None
-    criterion = "error" if loss == "z" else settings["monitor"]
+    criterion = judged_by(loss, settings["monitor"])
     values = [result["valid"]["loss" if result["valid"][criterion] is None else criterion] for result in results]
     return trial["value"] is not None and math.isclose(math.fsum(values) / len(values), trial["value"], rel_tol=1e-9)
 

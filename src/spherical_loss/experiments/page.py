@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from spherical_loss.experiments.pictures import Picture
 
 STYLE = Path(__file__).with_name("report.css")
-WORDY = 28  # characters, from which on a column is text and not figures
+WORDY = 24  # characters, from which on a column is text and not figures
 VERDICTS = ("confirmed", "contradicted", "undecided")
 
 
@@ -41,7 +41,7 @@ def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) 
         body += f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>\n'
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">\n<table>\n'
-        f"<caption>{escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>"
+        f"<caption><span>{escape(caption)}</span></caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from spherical_loss.experiments.curves import METRICS, color_of, mean_curve, plot_curves, validations
 from spherical_loss.experiments.paper import Table
@@ -85,10 +85,13 @@ def themed(svg: str, alternative: str) -> str:
 
 
 def plain_numbers(axes: Axes) -> None:
-    """A log scale of y with ordinary numbers, and not only powers of ten."""
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """A log scale of y with ordinary numbers, and enough of them: not only powers of ten."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(
+        MaxNLocator(5) if high < 10 * low else LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
+    )
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def powers_of_ten(axes: Axes) -> None:
@@ -202,7 +205,7 @@ def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
         diverged = sum(trial["value"] is None for trial in study.trials)
         text = f"{label_text(study.loss)}: {len(study.trials)} trials, {diverged} diverged"
         found.append(text + (f", best {best['value']:.3g} at a learning rate of {best['values']['lr']:g}" if best else ""))
-    judged = sorted({"error" if s.loss == "z" else s.settings.get("monitor", "what the task monitors") for s in studies})
+    judged = sorted({study.monitor for study in studies})
 
     def panel(axes: Axes) -> None:
         axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel=f"validation ({', '.join(judged)})")

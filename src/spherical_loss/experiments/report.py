@@ -148,7 +148,8 @@ def missing_cells(table: Table, reason: str) -> Cells:
 
 def left_out_text(group: Group) -> str:
     losses = ", ".join(sorted({label_text(run.label) for run in group.left_out}))
-    return f"{len(group.left_out)} more runs with other learning rates or options are in the store ({losses})."
+    runs = f"{len(group.left_out)} more run{'s' if len(group.left_out) > 1 else ''}"
+    return f"{runs} with other learning rates or options in the store: {losses}."
 
 
 def conditions_text(other: Group, group: Group) -> str:
@@ -280,7 +281,6 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
     rows, trials = [], []
     for study in studies:
         best = study.best
-        monitor = "error" if study.loss == "z" else str(study.settings.get("monitor", "-"))
         values = ", ".join(f"{key} {value:g}" for key, value in best["values"].items()) if best else "-"
         diverged = sum(trial["value"] is None for trial in study.trials)
         value = f"{best['value']:.4g}" if best else "-"
@@ -293,7 +293,7 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
                 str(diverged),
                 values,
                 value,
-                monitor,
+                study.monitor,
                 str(study.settings.get("epochs", "-")),
             ]
         )

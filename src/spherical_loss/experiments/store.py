@@ -62,6 +62,8 @@ class Study:
     name: str
     task: str
     loss: str
+    monitor: str
+    """What ``value`` is."""
     settings: dict[str, Any]
     """What all runs of the trials have in common; nothing where they are no more."""
     trials: list[dict[str, Any]]

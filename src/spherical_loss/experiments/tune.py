@@ -53,7 +53,7 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     check(settings)
     check_loss(loss, settings)
     settings = task.prepare(settings, options.quiet)
-    criterion = judged_by(loss, settings)
+    criterion = judged_by(loss, settings.monitor)
 
     def objective(trial: optuna.Trial) -> float:
         filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss))
@@ -86,10 +86,10 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     return values
 
 
-def judged_by(loss: str, settings: Settings) -> str:
-    """What tells trials apart: ``settings.monitor``; for the Z-loss the error rate, since its value depends on the a and b
+def judged_by(loss: str, monitor: str) -> str:
+    """What tells trials apart: what the runs monitor; for the Z-loss the error rate, since its value depends on the a and b
     that are searched."""
-    return "error" if loss == "z" else settings.monitor
+    return "error" if loss == "z" else monitor
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def open_study(name: str, options: Tune) -> optuna.Study:
         storage = f"sqlite:///{options.out / name / 'tune.db'}"
     storage = re.sub("^postgres(ql)?://", "postgresql+psycopg://", storage)  # the driver of our extra
     settings = dataclasses.asdict(options.settings)
-    text = json.dumps([seed, options.runs, judged_by(loss, options.settings), settings], sort_keys=True)
+    text = json.dumps([seed, options.runs, judged_by(loss, options.settings.monitor), settings], sort_keys=True)
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
