@@ -174,6 +174,17 @@ def test_gap_to_the_softmax() -> None:
     assert report.growth_section(runs_of(alone)) is None
 
 
+def test_approximate_heads_are_not_the_softmax() -> None:
+    sampled = [text_line("softmax", s, 50.0, task="text", head=("sampled",)) for s in (0, 1)]
+    exact = [text_line(loss, s, p + s, task="text") for loss, p in (("softmax", 100.0), ("taylor", 120.0)) for s in (0, 1)]
+    found = {gap.label: gap.mean for gap in questions.gaps(runs_of(*sampled, *exact)) if gap.metric == "perplexity"}
+    assert found.keys() == {"taylor", "softmax/sampled"}
+    assert found["taylor"] == pytest.approx(1.199, abs=1e-3)
+    ptb = [{**line, "run": {**line["run"], "task": "ptb"}} for line in (*sampled, *exact)]
+    row = claim(report.claim_rows(runs_of(*ptb), {}), "Softmax beats Taylor in perplexity on Penn Treebank")
+    assert row[3] == "20"
+
+
 def test_gaps_have_the_interval_of_the_ratio() -> None:
     lines = [text_line("softmax", s, 100.0, task="text") for s in (0, 1)]
     lines += [text_line("taylor", s, p, task="text") for s, p in ((0, 200.0), (1, 400.0))]

@@ -72,9 +72,14 @@ def label_text(label: str) -> str:
     return title + (f", {head} head" if head else "")
 
 
+EXACT_HEADS = ("gram", "factored")
+
+
 def of_loss(results: Results, loss: str) -> dict[int, dict[str, Any]]:
-    """The results of a loss with any head, the first that there is: all heads are exact."""
-    return next((runs for label, runs in results.items() if loss_of(label) == loss), {})
+    """The results of a loss with any of the exact heads, the first that there is; the others are approximations, or models of
+    their own."""
+    exact = [loss, *(f"{loss}/{head}" for head in EXACT_HEADS)]
+    return next((runs for label, runs in results.items() if label in exact), {})
 
 
 def value(result: dict[str, Any], metric: str) -> float | None:

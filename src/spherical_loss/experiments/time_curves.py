@@ -14,7 +14,8 @@ from spherical_loss.experiments.curves import METRICS, Histories, color_of
 from spherical_loss.experiments.runs import write_atomically
 from spherical_loss.experiments.tables import label_text
 
-STYLES = {"dense": "-", "gram": "--", "factored": ":"}
+STYLES = {"dense": "-", "gram": "--", "factored": ":", "sampled": "-.", "adaptive": (0, (6, 2, 1, 2, 1, 2))}
+MARKERS = {"sampled": "^", "adaptive": "s"}
 
 
 def draw_time_curves(path: Path, title: str, runs: Histories) -> None:
@@ -41,14 +42,16 @@ def plot_time_curve(axes: Axes, metric: str, runs: Histories) -> None:
     named = set()
     for run, history in runs:
         seconds, values = time_curve(history, metric)
+        head = run.label.partition("/")[2] or "dense"
         if not values:
             continue
         axes.plot(
             seconds,
             [factor * value for value in values],
-            marker=".",
+            marker=MARKERS.get(head, "."),
+            markersize=4,
             color=color_of(run.label),
-            linestyle=STYLES.get(run.label.partition("/")[2] or "dense", "-."),
+            linestyle=STYLES.get(head, "-."),
             label=None if run.label in named else label_text(run.label),
         )
         named.add(run.label)
