@@ -1,7 +1,8 @@
 """Where two measured curves cross."""
 
 import pytest
-from benchmarks import crossover
+
+from spherical_loss.benchmarks import crossover
 
 
 def rows(slow, fast):

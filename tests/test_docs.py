@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import pages
-from benchmarks.timing import RESULTS
 from sphinx.util.inventory import InventoryFile
 
 import spherical_loss
+from spherical_loss.benchmarks import pages
+from spherical_loss.benchmarks.timing import RESULTS
 from spherical_loss.experiments import cli, collect, download, report, tune
 from spherical_loss.heads import checkpoint
 
@@ -133,7 +133,7 @@ def test_named_tests_exist(page):
 
 
 def test_figures_are_those_that_were_measured():
-    """After a new measurement: python -m benchmarks.publish."""
+    """After a new measurement: python -m spherical_loss.benchmarks.publish."""
     measured = json.loads((RESULTS / "bench.json").read_text())
     for (page, name), text in pages.tables(measured).items():
         assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->" in PAGES[f"docs/{page}"], f"{page}: {name}"

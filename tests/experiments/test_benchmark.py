@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from benchmarks import mnist_step
 
+from spherical_loss.benchmarks import mnist_step
 from spherical_loss.experiments import models
 
 

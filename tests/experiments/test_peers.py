@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import losses, peers, quality, side_by_side
 
-from spherical_loss.experiments import data
+from spherical_loss.benchmarks import losses, parts, peers, quality, side_by_side
+from spherical_loss.experiments import cli, data
 
 
 def test_noise_contrastive_loss_is_that_of_the_formula() -> None:
@@ -55,8 +57,22 @@ def test_side_by_side_has_a_row_for_every_contender(monkeypatch: pytest.MonkeyPa
 
 
 def test_quality_without_data_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(data.VARIABLE, str(tmp_path))
     assert quality.run() == []
     assert "imdb.train.txt" in capsys.readouterr().out
+
+
+def test_bench_measures_the_parts_that_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(parts.PARTS, "losses", lambda results: [{"name": "a", "seconds": 1.0}])
+    (tmp_path / "bench.json").write_text('{"gram": [{"name": "before"}]}')
+    assert cli.main(["bench", "--parts", "losses", "--results", str(tmp_path)]) == 0
+    measured = json.loads((tmp_path / "bench.json").read_text())
+    assert measured["losses"] == [{"name": "a", "seconds": 1.0}]
+    assert measured["gram"] == [{"name": "before"}]
+
+
+def test_an_unknown_part_lists_the_valid_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--parts", "speed"]) == 2
+    assert "side-by-side" in capsys.readouterr().err

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import peers
-from benchmarks.heads import FACTORED_LR, FactoredStep, batches, step_flops
-from benchmarks.timing import copy_rate, interleaved, matmul_rate, peak_memory, readable, show
 from spherical_loss import GramHead, TaylorSoftmaxLoss
+from spherical_loss.benchmarks import peers
+from spherical_loss.benchmarks.heads import FACTORED_LR, FactoredStep, batches, step_flops
+from spherical_loss.benchmarks.timing import copy_rate, interleaved, matmul_rate, peak_memory, readable, show
 
 Row = dict[str, Any]
 Size = tuple[int, int, int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks import crossover
-from benchmarks.timing import RESULTS, readable
+from spherical_loss.benchmarks import crossover
+from spherical_loss.benchmarks.timing import RESULTS, readable
 from spherical_loss.experiments.paper import TABLES
 
 Row = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 Work = Callable[[], object]
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path("results")  # of a checkout, whose root is the working folder
 
 
 class Time(NamedTuple):

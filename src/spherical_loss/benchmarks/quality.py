@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.timing import RESULTS, interleaved, show
+from spherical_loss.benchmarks.timing import RESULTS, interleaved, show
 from spherical_loss.experiments import compare
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.losses import make_loss
@@ -58,7 +58,7 @@ def seconds_per_step(run: Run) -> float:
     return interleaved({"step": step}, repeats=8, warmup=4)["step"].median
 
 
-def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
+def run(results: Path = RESULTS, seconds: float = SECONDS) -> list[dict[str, Any]]:
     try:
         paces = {pair: seconds_per_step(planned(*pair, words=None)) for pair in CONTENDERS}
     except UserError as error:
@@ -80,6 +80,6 @@ def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
             table.append([f"{loss}, {head}", f"{1e3 * pace:.1f} ms", words, perplexity, f"{last['top10']:.1%}"])
     title = f"Quality for time: imdb, 115,517 words and two marks, {seconds:g} s of training each"
     show(title, ["", "step", "words seen", "validation perplexity", "top-10 error"], table)
-    draw_time_curves(RESULTS / "quality_time.svg", title, histories)
-    print(f"  picture: quality_time.svg in {RESULTS.name}/")
+    draw_time_curves(results / "quality_time.svg", title, histories)
+    print(f"  picture: {results / 'quality_time.svg'}")
     return rows

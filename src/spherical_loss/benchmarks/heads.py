@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import peers
-from benchmarks.timing import RESULTS, Work, interleaved, matmul_rate, peak_memory, readable, show
 from spherical_loss import FactoredHead, FactoredSGD, GramHead, TaylorSoftmaxLoss
+from spherical_loss.benchmarks import peers
+from spherical_loss.benchmarks.timing import RESULTS, Work, interleaved, matmul_rate, peak_memory, readable, show
 from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES
 
 Row = dict[str, Any]
@@ -140,10 +140,10 @@ def refactoring(step: FactoredStep, seconds: float) -> Row:
     return {"duration": duration, "steps": due, "share": share}
 
 
-def growth() -> list[Row]:
-    """Step time against D, N and d, with the fitted exponents."""
+def growth(results: Path = RESULTS) -> list[Row]:
+    """Step time against D, N and d, with the fitted exponents; the picture goes to ``results``."""
     return [
-        *sweep("D", [10**4, 10**5, 10**6, 10**7], RESULTS / "step_time.svg"),
+        *sweep("D", [10**4, 10**5, 10**6, 10**7], results / "step_time.svg"),
         *sweep("N", [16, 64, 256, 1024, 4096]),
         *sweep("d", [64, 128, 256, 512, 1024]),
     ]

@@ -1,7 +1,7 @@
-"""From which number of classes on a head is the fastest: ``python -m benchmarks.crossover``.
+"""From which number of classes on a head is the fastest: ``python -m spherical_loss.benchmarks.crossover``.
 
 A training step of each head (forward, backward, SGD), interleaved (A B C A B C ...), for growing D. The figures go to
-results/crossover.json, and ``python -m benchmarks.publish`` writes them into the documentation.
+results/crossover.json, and ``python -m spherical_loss.benchmarks.publish`` writes them into the documentation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.heads import FactoredStep, batches
-from benchmarks.timing import RESULTS, Work, interleaved, readable, show
 from spherical_loss import DenseHead, GramHead, TaylorSoftmaxLoss
+from spherical_loss.benchmarks.heads import FactoredStep, batches
+from spherical_loss.benchmarks.timing import RESULTS, Work, interleaved, readable, show
 from spherical_loss.heads.dense import ParameterHead
 
 Row = dict[str, Any]

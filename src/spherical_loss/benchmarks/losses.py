@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.timing import Work, interleaved, peak_memory, readable, show
 from spherical_loss import TaylorSoftmaxLoss
+from spherical_loss.benchmarks.timing import Work, interleaved, peak_memory, readable, show
 
 SIZES = [(4096, 50_000, 5), (250, 10_000, 60), (200, 10, 2000)]  # N, D, repetitions
 TARGETS = {(4096, 50_000): (2.5, 5.0), (250, 10_000): (2.0, None), (200, 10): (1 / 1.3, None)}

@@ -1,1 +1,0 @@
-"""Side by side with what people use today: ``make bench``."""

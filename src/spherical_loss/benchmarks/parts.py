@@ -1,0 +1,45 @@
+"""The parts of the benchmark; a new comparison is an entry here. The figures go to bench.json in the folder of the results.
+
+Ratios of medians of interleaved repetitions (A B A B ...). The largest sizes need some 16 GiB of memory.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spherical_loss.benchmarks import heads, language, losses, mnist_step, quality, side_by_side
+
+PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "losses": lambda results: losses.run(),
+    "gram": lambda results: heads.all_gram(),
+    "factored": lambda results: heads.factored(),
+    "side-by-side": lambda results: side_by_side.run(),
+    "growth": heads.growth,
+    "mnist": lambda results: mnist_step.run(),
+    "language": lambda results: language.run(),
+    "quality": quality.run,
+}
+
+
+def measure(parts: Sequence[str], results: Path) -> Path:
+    """Run these parts and put their figures beside those of other parts; the file is written after each."""
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / "bench.json"
+    measured = json.loads(path.read_text()) if path.exists() else {}
+    measured["machine"] = {
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {measured['machine']['capability']}")
+    for name in parts:
+        measured[name] = PARTS[name](results)
+        path.write_text(json.dumps(measured, indent=1) + "\n")
+    return path

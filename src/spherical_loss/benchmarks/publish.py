@@ -1,0 +1,59 @@
+"""Write the measured figures of results/ into README.md and docs/: ``python -m spherical_loss.benchmarks.publish``.
+
+Each table stands between ``<!-- name -->`` and ``<!-- end name -->``; nothing between them is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from spherical_loss.benchmarks import pages, scale
+from spherical_loss.benchmarks.pages import markdown
+from spherical_loss.benchmarks.timing import RESULTS, readable
+from spherical_loss.experiments.marks import replace_marked
+
+ROOT = RESULTS.parent
+
+
+def speed(row: dict[str, Any], key: str = "seconds") -> str:
+    return readable(row[key][0] if isinstance(row[key], list) else row[key])
+
+
+def losses_table(rows: list[dict[str, Any]]) -> str:
+    """Forward and backward, as multiples of the speed of F.cross_entropy."""
+    sizes = list(dict.fromkeys((row["N"], row["D"]) for row in rows))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    cells = {(row["name"], row["N"], row["D"]): f"{speed(row)} ({row['speed']:.2g}x)" for row in rows}
+    table = [[name if " " in name else f"`{name}`", *(cells[name, N, D] for N, D in sizes)] for name in names]
+    return markdown(["forward + backward", *(f"{N:,} x {D:,}" for N, D in sizes)], table)
+
+
+def heads_table(rows: list[dict[str, Any]]) -> str:
+    """Every exact or approximate alternative, as a multiple of our time."""
+    table = []
+    ours = ""
+    for row in (row for row in rows if "name" in row):
+        if "N" in row and row["name"].startswith("GramHead"):
+            ours = speed(row)
+        elif "ratio" in row:
+            size = f"N={row['N']:,}, d={row['d']}, D={row['D']:,}" if "N" in row else "N=250, d=300, D=793,471"
+            what = ("GramHead", ours) if "N" in row else ("FactoredHead", speed(row, "ours"))
+            table.append([size, row["name"], speed(row), f"{what[0]}: {what[1]}", f"**{row['ratio']:,.3g}x**"])
+    return markdown(["size", "instead of", "takes", "ours", "ratio"], table)
+
+
+def main() -> None:
+    measured = json.loads((RESULTS / "bench.json").read_text())
+    replace_marked(ROOT / "README.md", "losses", losses_table(measured["losses"]))
+    replace_marked(ROOT / "README.md", "heads", heads_table([*measured["gram"], *measured["factored"]]))
+    options = scale.parser_of_options().parse_args([])
+    replace_marked(
+        ROOT / "docs" / "scale.md", "scale", f"{scale.title(options)}:\n\n{markdown(scale.HEADER, scale.table(options))}"
+    )
+    for (page, name), text in pages.tables(measured).items():
+        replace_marked(ROOT / "docs" / page, name, text)
+
+
+if __name__ == "__main__":
+    main()
