@@ -144,10 +144,11 @@ def test_a_million_classes_without_the_logits():
     X, y = np.random.default_rng(0).normal(size=(n, d)).astype(np.float32), np.arange(n) * 7_000
     model = SphericalClassifier(hidden_layer_sizes=(32,), batch_size=n, random_state=0)
     with Largest() as largest:
-        for _ in range(30):
-            model.partial_fit(X, y, classes=np.arange(D))
+        model.partial_fit(X, y, classes=np.arange(D))
+        for _ in range(200):
+            model.partial_fit(X, y)
         assert isinstance(model.head_, FactoredHead)
-        assert model.score(X, y) > 0.2  # after 30 steps; chance is one in a million
+        assert model.score(X, y) > 0.75  # chance is one in a million
         assert model.predict_topk(X, 5).shape == (n, 5)
     assert largest.numel <= D * 40  # V, with its bias and empty columns; all logits would be three times that
 
