@@ -17,7 +17,6 @@ from torch import Tensor
 from spherical_loss import FactoredHead, FactoredSGD, GramHead, TaylorSoftmaxLoss
 from spherical_loss.benchmarks import peers
 from spherical_loss.benchmarks.timing import RESULTS, Work, interleaved, matmul_rate, peak_memory, readable, show
-from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES
 
 Row = dict[str, Any]
 
@@ -107,7 +106,7 @@ def factored() -> list[Row]:
     efficiency = flops / rate / seconds
     print(f"  {flops / 1e6:.0f} million operations a step: {efficiency:.0%} of {rate / 1e9:.0f} GFLOP/s")
     limit = {"name": "limit", "flops": flops, "rate": rate, "efficiency": efficiency}
-    return [*rows, limit, {"name": "refactoring", **refactoring(ours, seconds)}]
+    return [*rows, limit, {"name": "refactoring", **refactoring(ours)}]
 
 
 def against(ours: FactoredStep, name: str, kind: str, step: peers.Step, repeats: int, goal: float) -> Row:
@@ -124,44 +123,59 @@ def step_flops(N: int, d: int) -> float:
     return 12 * N * d**2 + 4 * d**3
 
 
-def refactoring(step: FactoredStep, seconds: float) -> Row:
-    """The share of the time that refactoring takes: its seconds, over the steps until it is due at this learning rate."""
+def refactoring(step: FactoredStep, most: int = 20_000) -> Row:
+    """The share of the time that refactoring takes, from one to the next with all the frames in between.
+
+    The next one comes by itself, or is made after ``most`` steps.
+    """
     head = step.head
-    head.refactor()  # no frame is closed now
-    for _ in range(200):
-        step()
-    growth = (len(head.past) * math.log(MAX_CONDITION) + head.log_condition) / 200
-    due = MAX_FRAMES * math.log(MAX_CONDITION) / growth
-    start = time.perf_counter()
     head.refactor()
-    duration = time.perf_counter() - start
-    share = duration / (duration + due * seconds)
-    print(f"  refactoring takes {duration:.2g} s, every {due:,.0f} steps at lr={FACTORED_LR:g}: {share:.2%} (to reach: 10%)")
-    return {"duration": duration, "steps": due, "share": share}
+    seconds: list[float] = []
+    frames = 0
+    while len(seconds) < most and len(head.past) >= frames:
+        frames = len(head.past)
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    by_itself = len(head.past) < frames
+    if not by_itself:
+        start = time.perf_counter()
+        head.refactor()
+        seconds.append(time.perf_counter() - start)
+    duration, steps, share = seconds[-1], len(seconds), seconds[-1] / sum(seconds)
+    how = "by itself" if by_itself else "not due yet"
+    print(
+        f"  refactoring took {duration:.2g} s after {steps:,} steps ({how}) at lr={FACTORED_LR:g}: {share:.2%} (to reach: 10%)"
+    )
+    mean = sum(seconds[:-1]) / (steps - 1)
+    return {"duration": duration, "steps": steps, "share": share, "by_itself": by_itself, "mean_step": mean}
+
+
+SWEEPS = {"D": [10**4, 10**5, 10**6, 10**7], "N": [16, 64, 256, 1024, 4096], "d": [64, 128, 256, 512, 1024]}
+BASE = {"N": 250, "d": 300, "D": 100_000}
 
 
 def growth(results: Path = RESULTS) -> list[Row]:
     """Step time against D, N and d, with the fitted exponents; the picture goes to ``results``."""
-    return [
-        *sweep("D", [10**4, 10**5, 10**6, 10**7], results / "step_time.svg"),
-        *sweep("N", [16, 64, 256, 1024, 4096]),
-        *sweep("d", [64, 128, 256, 512, 1024]),
-    ]
+    rows = [row for name, values in SWEEPS.items() for row in sweep(name, values)]
+    draw(rows, {D: dense_seconds(D) for D in (10**4, 10**5, 10**6)}, results / "step_time.svg")
+    return rows
 
 
-def sweep(name: str, values: list[int], picture: Path | None = None) -> list[Row]:
-    base = {"N": 250, "d": 300, "D": 100_000}
-    steps: dict[str, Work] = {str(value): FactoredStep(**{**base, name: value}) for value in values}
+def sweep(name: str, values: list[int]) -> list[Row]:
+    steps: dict[str, Work] = {str(value): FactoredStep(**{**BASE, name: value}) for value in values}
     times = {int(value): t.median for value, t in interleaved(steps, repeats=100, warmup=20).items()}
     exponent = statistics.linear_regression([math.log(v) for v in times], [math.log(t) for t in times.values()]).slope
-    others = ", ".join(f"{k}={v:,}" for k, v in base.items() if k != name)
-    title = f"FactoredHead: step time against {name} ({others}); fitted exponent {exponent:.2f}"
+    title = f"FactoredHead: step time against {name} ({others(name)}); fitted exponent {exponent:.2f}"
     least = min(times.values())
     show(title, [name, "median", "of the least"], [[f"{v:,}", readable(t), f"{t / least:.2f}x"] for v, t in times.items()])
-    if picture is not None:
+    if name == "D":
         print("  to reach: within 1.15x")
-        draw(times, {D: dense_seconds(D) for D in (10**4, 10**5, 10**6)}, picture)
-    return [{"sweep": name, **base, name: v, "seconds": t, "exponent": exponent} for v, t in times.items()]
+    return [{"sweep": name, **BASE, name: v, "seconds": t, "exponent": exponent} for v, t in times.items()]
+
+
+def others(name: str) -> str:
+    return ", ".join(f"{k}={v:,}" for k, v in BASE.items() if k != name)
 
 
 def dense_seconds(D: int) -> float:
@@ -169,19 +183,23 @@ def dense_seconds(D: int) -> float:
     return interleaved({"dense": lambda: step(*next(data))}, repeats=3)["dense"].median
 
 
-def draw(ours: dict[int, float], dense: dict[int, float], path: Path) -> None:
-    """Step time against D, log-log."""
+def draw(rows: list[Row], dense: dict[int, float], path: Path) -> None:
+    """Step time against D, N and d, log-log, and beside the first the dense step."""
     import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "spherical-loss"
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    axes.loglog(list(dense), [1e3 * t for t in dense.values()], "o-", color="#c1662f", label="dense + cross-entropy + SGD")
-    axes.loglog(list(ours), [1e3 * t for t in ours.values()], "o-", color="#2f6fc1", label="FactoredHead + FactoredSGD")
-    axes.set(xlabel="number of classes D", ylabel="milliseconds per step", title="An exact training step, N=250, d=300")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
-    print(f"  picture: {path.name} in {path.parent.name}/")
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 3, sharey=True), SWEEPS, strict=True):
+        found = [row for row in rows if row["sweep"] == name]
+        label = f"FactoredHead, exponent {found[0]['exponent']:.2f}"
+        axes.loglog([row[name] for row in found], [1e3 * row["seconds"] for row in found], "o-", color="#2f6fc1", label=label)
+        if name == "D":
+            times = [1e3 * t for t in dense.values()]
+            axes.loglog(list(dense), times, "o-", color="#c1662f", label="dense + cross-entropy + SGD")
+            axes.set_ylabel("milliseconds per exact training step")
+        axes.set(xlabel=name, title=others(name))
+        axes.legend(fontsize="small")
+        axes.grid(alpha=0.3)
+    with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same figures, the same file
+        figure.savefig(path, metadata={"Date": None})
+    print(f"  picture: {path}")

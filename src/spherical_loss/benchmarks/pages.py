@@ -68,9 +68,10 @@ def gain(crossings: list[Row], N: int = 250) -> str:
 def refactoring(rows: list[Row]) -> str:
     found = next(row for row in rows if row["name"] == "refactoring")
     limit = next(row for row in rows if row["name"] == "limit")
+    when = "came after" if found["by_itself"] else "was not due before"
     return (
-        f"At N=250, d=300, D=793,471 refactoring took {readable(found['duration'])}, and is due every {found['steps']:,.0f} "
-        f"steps at the learning rate of the benchmark: {found['share']:.0%} of the time. A step between two of them reaches "
+        f"At N=250, d=300, D=793,471 refactoring took {readable(found['duration'])}, and {when} {found['steps']:,} steps at the "
+        f"learning rate of the benchmark: {found['share']:.1%} of the time. A step between two of them reaches "
         f"{limit['efficiency']:.0%} of the machine's rate of matrix products, because its own are small."
     )
 

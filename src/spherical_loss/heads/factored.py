@@ -35,7 +35,7 @@ from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
 
 MAX_CONDITION = 1e3  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
-MAX_FRAMES = 64  # d x d matrices kept; closing a frame costs one product for each
+MAX_FRAMES = 80  # d x d matrices kept; closing a frame costs one product for each
 
 
 class Backward(NamedTuple):
