@@ -21,7 +21,9 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     """What stands between the marks, by the page (in docs/) and the name of the marks."""
     crossings: list[Row] = json.loads((RESULTS / "crossover.json").read_text())
+    parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "quality": quality}
     return {
+        **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items() if measured.get(name)},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
@@ -70,8 +72,8 @@ def refactoring(rows: list[Row]) -> str:
     limit = next(row for row in rows if row["name"] == "limit")
     when = "came after" if found["by_itself"] else "was not due before"
     return (
-        f"At N=250, d=300, D=793,471 refactoring took {readable(found['duration'])}, and {when} {found['steps']:,} steps at the "
-        f"learning rate of the benchmark: {found['share']:.1%} of the time. A step between two of them reaches "
+        f"At N=250, d=300, D=793,471 refactoring took {readable(found['duration'])}, and {when} {found['steps']:,} steps at "
+        f"the learning rate of the benchmark: {found['share']:.1%} of the time. A step between two of them reaches "
         f"{limit['efficiency']:.0%} of the machine's rate of matrix products, because its own are small."
     )
 
@@ -83,3 +85,63 @@ def small(rows: list[Row]) -> str:
     reference = next(row for row in here if row["name"] == "F.cross_entropy")
     cells = [[f"`{r['name']}`", readable(r["seconds"][0]), f"{r['seconds'][0] / reference['seconds'][0]:.2g}"] for r in here]
     return markdown([f"{N} x {D} logits, forward + backward", "median", "times `F.cross_entropy`"], cells)
+
+
+def side_by_side(rows: list[Row]) -> str:
+    """A table for every size: what it takes, as a multiple of ours, and the memory."""
+    parts = []
+    for size in dict.fromkeys(row["size"] for row in rows):
+        here = [row for row in rows if row["size"] == size]
+        ours = here[0]
+        cells = [contender(row) for row in here]
+        parts.append(
+            f"**A {size}: N={ours['N']:,}, d={ours['d']}, D={ours['D']:,}**\n\n"
+            + markdown(["a training step", "", "median (quartiles)", "times FactoredHead's", "peak memory"], cells)
+            + f"\n\nFactoredHead: {ours['of_matmul']:.0%} of its time are its products at the rate of a large matrix product, "
+            f"{ours['of_copy']:.0%} its bytes at the rate of a large copy."
+        )
+    return "\n\n".join(parts)
+
+
+def contender(row: Row) -> list[str]:
+    if row["seconds"] is None:
+        return [row["name"], row["kind"], "does not fit", "", f"{row['memory'] / 1e9:.3g} GB at least"]
+    median, low, high = (readable(t) for t in row["seconds"])
+    memory = f"{row['memory'] / 1e6:,.0f} MB"
+    return [row["name"], row["kind"], f"{median} ({low} to {high})", f"{row['ratio']:,.3g}", memory]
+
+
+def growth(rows: list[Row]) -> str:
+    """A step's time for every value of D, N and d, and the exponents that fit."""
+    cells = []
+    for name in ("D", "N", "d"):
+        here = [row for row in rows if row["sweep"] == name]
+        times = ", ".join(f"{row[name]:,}: {readable(row['seconds'])}" for row in here)
+        cells.append([name, times, f"{here[0]['exponent']:.2f}"])
+    return markdown(["against", "time of a step", "exponent"], cells)
+
+
+def language(rows: list[Row]) -> str:
+    names = {"output": "output layer", "whole": "whole step"}
+    cells = [
+        [names[r["part"]], str(r["d"]), readable(r["dense"][0]), readable(r["ours"][0]), f"{r['ratio']:.0f}x"] for r in rows
+    ]
+    return markdown(["", "hidden units", "dense softmax", "FactoredHead, Taylor softmax", "ratio"], cells)
+
+
+def quality(rows: list[Row]) -> str:
+    """The last validation of every contender."""
+    last = {(row["loss"], row["head"], row["metric"]): row for row in rows}
+    cells = []
+    for loss, head in dict.fromkeys((row["loss"], row["head"]) for row in rows):
+        top10, perplexity = last[loss, head, "top10"], last[loss, head, "perplexity"]["values"]
+        cells.append(
+            [
+                f"{loss}, {head}",
+                readable(top10["step"]),
+                f"{top10['seconds'][-1]:.0f} s",
+                f"{perplexity[-1]:,.0f}" if perplexity else "",
+                f"{top10['values'][-1]:.1%}",
+            ]
+        )
+    return markdown(["", "a step", "training", "validation perplexity", "top-10 error"], cells)

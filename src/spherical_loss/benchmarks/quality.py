@@ -31,7 +31,7 @@ CONTENDERS = [  # loss and head
 ]
 SIZE: dict[str, Any] = {"vocabulary": "full", "layers": 1, "width": 300, "embedding": 100}
 SECONDS = 30.0  # of training
-PIECES = 5  # validations on the way
+PIECES = 4  # validations on the way
 
 
 def planned(loss: str, head: str, words: int | None) -> Run:

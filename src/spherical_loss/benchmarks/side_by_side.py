@@ -28,7 +28,7 @@ SIZES: dict[str, Size] = {  # N, d, D
     "GPT-2-sized head": (8192, 768, 50_257),
     "item catalogue": (1024, 128, 3_000_000),
 }
-SECONDS = 15.0  # of a peer's repetitions, about
+SECONDS = 5.0  # of a peer's repetitions, about
 
 
 def gram_step(d: int, D: int) -> peers.Step:
@@ -94,11 +94,12 @@ def against(ours: FactoredStep, step: peers.Step, data: Iterator[tuple[Tensor, T
     def peer() -> None:
         step(*next(data))
 
-    first = interleaved({"peer": peer}, repeats=1)["peer"].median
-    repeats, turns = max(2, min(100, int(seconds / first))), max(1, min(50, int(first / 0.01)))
+    first = interleaved({"peer": peer, "ours": ours}, repeats=1, warmup=0)
+    slow, quick = first["peer"].median, first["ours"].median
+    repeats, turns = max(2, min(100, int(seconds / slow))), max(1, min(50, int(slow / quick / 4)))
     times = interleaved({"peer": peer, "ours": ours}, repeats, warmup=0, turns={"ours": turns})
     ratio = times["peer"].median / times["ours"].median
-    return {"seconds": times["peer"], "ours": times["ours"], "ratio": ratio, "memory": peak_memory(peer)}
+    return {"seconds": times["peer"], "ours": times["ours"], "ratio": ratio, "memory": peak_memory(peer, warm=True)}
 
 
 def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
@@ -109,7 +110,7 @@ def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
     return {
         "seconds": time,
         "ratio": 1.0,
-        "memory": peak_memory(ours),
+        "memory": peak_memory(ours, warm=True),
         "of_matmul": flops / matmul_rate() / time.median,
         "of_copy": moved / copy_rate() / time.median,
     }

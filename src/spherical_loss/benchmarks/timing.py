@@ -47,9 +47,13 @@ def spread(times: list[float]) -> Time:
     return Time(statistics.median(times), low, high)
 
 
-def peak_memory(run: Work) -> int:
-    """Bytes of resident memory that ``run()`` needs beyond what was there before, at its peak (Linux)."""
-    run()  # what stays allocated from now on, such as gradients, is there before
+def peak_memory(run: Work, warm: bool = False) -> int:
+    """Bytes of resident memory that ``run()`` needs beyond what was there before, at its peak (Linux).
+
+    It has to have run before (``warm``): what stays allocated from then on, such as gradients, is there before.
+    """
+    if not warm:
+        run()
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # freed memory that glibc keeps is not there before
         libc.malloc_trim(0)

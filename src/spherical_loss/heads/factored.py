@@ -34,8 +34,8 @@ from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
 
-MAX_CONDITION = 1e3  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
-MAX_FRAMES = 80  # d x d matrices kept; closing a frame costs one product for each
+MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
+MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one product for each
 
 
 class Backward(NamedTuple):

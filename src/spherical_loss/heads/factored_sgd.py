@@ -13,7 +13,7 @@ u that occurs, and ``delta = 1^T Delta``. Then
 
 and, collecting the terms of W^T W in those of the form ``H^T X + X^T H`` and those of vectors (Y and P as in ``Backward``),
 
-    Q  <- r^2 Q - r lr (H^T X + X^T H) - lr (r B w a^T + a (r B w)^T) + lr^2 (D a a^T + a delta^T + delta a^T)
+    Q  <- r^2 Q - r lr (H^T X + a v^T + (H^T X + a v^T)^T),      v = B w - (lr / r) (D / 2 a + delta)
     X   = Y - (Y + P) A' / 2 - lr / (2 r) (g_c R_c)
 
 The inverse of B is its Neumann series, whose products run at full speed where a factorization does not; a step too
@@ -226,13 +226,14 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
         _check_invertible(times_A, lr)
 
     rBw = r * (head.w - times_A.vector(head.w))
-    v = lr**2 * (D / 2 * a + delta) - lr * rBw
-    _scaled(head.Q, r**2).sub_(HX + HX.T, alpha=r * lr).addr_(a, v).addr_(v, a)
+    v = rBw / r - (lr / r) * (D / 2 * a + delta)
+    HX.addr_(a.to(HX.dtype), v.to(HX.dtype))
+    _scaled(head.Q, r**2).sub_(HX + HX.T, alpha=r * lr)
     head.w.copy_(rBw - lr * (D * a + delta))
     head.w0.copy_(r * (head.w0 - times_A.vector(head.w0)) - lr * a)
     _scaled(head.U.sub_(times_A(head.U.to(H.dtype))), r)
     head.steps += 1
-    head.log_condition += 2 * math.atanh(norm) if norm < LARGE_STEP else math.inf
+    head.log_condition += _log_condition(norm, bool((g_q >= 0).all())) if norm < LARGE_STEP else math.inf
     if head.log_condition > math.log(MAX_CONDITION):
         head.close_frame()
         present = None if present is None else present @ head.past[-1]
@@ -243,6 +244,11 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     head.backwards.clear()
     if len(head.past) >= MAX_FRAMES:
         head.refactor()
+
+
+def _log_condition(norm: float, positive: bool) -> float:
+    """A bound of the log of the condition number of ``B = I - A'``: with ``g_q >= 0``, no eigenvalue is above 1."""
+    return -math.log1p(-norm) if positive else 2 * math.atanh(norm)
 
 
 def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float, r: float) -> None:
