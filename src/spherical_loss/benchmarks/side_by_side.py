@@ -55,11 +55,12 @@ CONTENDERS: dict[str, tuple[str, Callable[[int, int], peers.Step]]] = {
 
 
 def needed(name: str, N: int, d: int, D: int) -> int:
-    """Bytes that a contender needs at least: weights and their gradient, and for the dense layer the logits, thrice.
+    """Bytes that a contender needs at least: weights and their gradient, and where there are logits, those, thrice.
 
-    These are the logits, their log-softmax, which the backward pass needs, and the gradient.
+    These are the logits, their log-softmax, which the backward pass needs, and the gradient. F.linear_cross_entropy of
+    torch 2.13 has them too, on the CPU: its peak memory is that of the dense layer.
     """
-    logits = 3 * N * D if name.startswith("dense") else 0
+    logits = 3 * N * D if name.startswith(("dense", "F.linear_cross_entropy")) else 0
     return 4 * (2 * d * D + logits)
 
 
