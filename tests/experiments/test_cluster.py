@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import distributed
 import pytest
 
 from spherical_loss.experiments import cli
@@ -41,7 +42,7 @@ def scheduler(folder: Path) -> str:
 
 
 def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
-    runs = [make_run(seed=seed, epochs=40, patience=40) for seed in (0, 1, 2)]
+    runs = [make_run(seed=seed, epochs=epochs, patience=epochs) for seed, epochs in enumerate((150, 150, 5))]
     worker, unfinished = ("--no-nanny", "--nthreads", "1"), []
     with (
         dask(tmp_path, "scheduler", "--host", "127.0.0.1", "--port", "0"),
@@ -54,6 +55,8 @@ def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
             os.kill(first.pid, signal.SIGKILL)
             unfinished.extend(run for run in runs[:2] if RunFolder(tmp_path, run).result() is None)
 
+        with distributed.Client(scheduler(tmp_path)) as client:  # else one may be done before the other one is there
+            client.wait_for_workers(2, timeout=120)
         killer = threading.Thread(target=kill)
         killer.start()
         with Workers(2, scheduler(tmp_path)) as workers:
