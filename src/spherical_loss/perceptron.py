@@ -1,0 +1,78 @@
+"""The network of :class:`spherical_loss.sklearn.SphericalClassifier`, for dense and sparse rows (the ``sklearn`` extra)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array, issparse
+from torch import Tensor, nn
+
+from spherical_loss.base import Loss
+from spherical_loss.heads import DenseHead, Head
+
+Rows = Any  # a numpy array or a scipy CSR array
+
+
+class Perceptron(nn.Module):
+    """Features, shifted and scaled; hidden layers of rectifiers; a head."""
+
+    shift: Tensor
+    scale: Tensor
+    sparse_weight: nn.Parameter | None
+    sparse_bias: nn.Parameter | None
+
+    def __init__(self, features: int, sizes: tuple[int, ...], sparse: bool, head: Head) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(1))
+        self.register_buffer("scale", torch.ones(1))
+        layers = [_rectifier_layer(i, size) for i, size in zip((features, *sizes), sizes, strict=False)]
+        self.sparse_weight = self.sparse_bias = None
+        if sparse and sizes:  # a row for each feature, so that a step touches those of the features that occur
+            first = layers.pop(0)
+            self.sparse_weight, self.sparse_bias = nn.Parameter(first.weight.detach().T.contiguous()), first.bias
+        self.layers = nn.ModuleList(layers)
+        self.head = head
+
+    def hidden(self, X: Rows) -> Tensor:
+        x = self._dense(X) if self.sparse_weight is None else self._first_layer(X, self.sparse_weight).relu()
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+    def losses(self, X: Rows, target: Tensor, loss: Loss) -> Tensor:
+        hidden = self.hidden(X)
+        if isinstance(self.head, DenseHead):  # logits are what every loss takes, with every option
+            return loss(self.head.logits(hidden), target)
+        return loss(self.head(hidden, target))
+
+    def standardize(self, X: Rows, weight: Any) -> None:
+        """Centre and scale the features; a sparse X is only divided by the root mean square of the norms of its rows."""
+        if issparse(X):
+            squares = X.power(2).sum(1)
+            shift, scale = np.zeros(1), np.atleast_1d(np.sqrt(np.average(squares, weights=weight)))
+        else:
+            shift = np.average(X, axis=0, weights=weight)
+            scale = np.sqrt(np.average((X - shift) ** 2, axis=0, weights=weight))
+            scale[scale <= 1e-6 * np.abs(shift)] = 0  # constant, up to rounding
+        scale[scale == 0] = 1
+        self.shift, self.scale = (torch.from_numpy(x).to(self.scale.dtype) for x in (shift, scale))
+
+    def _dense(self, X: Rows) -> Tensor:
+        x = torch.tensor(X.toarray() if issparse(X) else X, dtype=self.scale.dtype)
+        return (x - self.shift) / self.scale
+
+    def _first_layer(self, X: Rows, weight: Tensor) -> Tensor:
+        X = csr_array(X)
+        indices, starts = (torch.tensor(x, dtype=torch.long) for x in (X.indices, X.indptr[:-1]))
+        values = torch.tensor(X.data, dtype=self.scale.dtype) / self.scale
+        bag = nn.functional.embedding_bag(indices, weight, starts, mode="sum", sparse=True, per_sample_weights=values)
+        return bag if self.sparse_bias is None else bag + self.sparse_bias
+
+
+def _rectifier_layer(inputs: int, size: int) -> nn.Linear:
+    layer = nn.Linear(inputs, size)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)
+    return layer
