@@ -64,7 +64,7 @@ def test_twenty_thousand_float32_steps():
     assert relative(head.weight.double(), W[:, :d]) < 1e-4
     assert relative(head.bias.double(), W[:, d]) < 1e-4
     width = slice(0, d + 1)
-    assert relative(head.Q[width, width], W.T @ W) < 1e-4
+    assert relative(head.Q.exact[width, width], W.T @ W) < 1e-4
     assert relative(head.w[width], W.sum(0)) < 1e-4
     # It was put to the test: kept in one piece, U would not have been invertible in float32.
     assert torch.linalg.cond(condition) > 1e8
@@ -258,7 +258,7 @@ def test_conversions_keep_the_small_state_precise():
     head.double()
     assert head.V.dtype == torch.float64
     torch.testing.assert_close(head.weight.float(), dense)
-    torch.testing.assert_close(head.Q[:6, :6], head.weight.T @ head.weight)
+    torch.testing.assert_close(head.Q.exact[:6, :6], head.weight.T @ head.weight)
     assert FactoredHead.from_linear(torch.nn.Linear(6, 40).half()).V.dtype == torch.float32
 
 

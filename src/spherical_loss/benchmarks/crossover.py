@@ -9,16 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import Any
 
 import torch
 
 from spherical_loss import DenseHead, GramHead, TaylorSoftmaxLoss
-from spherical_loss.benchmarks.heads import FactoredStep, batches
+from spherical_loss.benchmarks.steps import FactoredStep, Row, batches, learning_rate
 from spherical_loss.benchmarks.timing import RESULTS, Work, interleaved, readable, show
 from spherical_loss.heads.dense import ParameterHead
-
-Row = dict[str, Any]
 
 SIZES = [(N, d) for N in (250, 2048) for d in (64, 128, 256, 512)]
 CLASSES = [250 * 2**k for k in range(10)]  # up to 128,000
@@ -42,11 +39,11 @@ class ParameterStep:
 
 
 def measure(N: int, d: int, D: int, repeats: int) -> Row:
-    lr = 0.4 * D / d  # the same change of the weights at every size, that of benchmarks.heads
+    lr = learning_rate(d, D)
     steps: dict[str, Work] = {
         "dense": ParameterStep(DenseHead, N, d, D, lr),
         "gram": ParameterStep(GramHead, N, d, D, lr),
-        "factored": FactoredStep(N, d, D, lr),
+        "factored": FactoredStep(N, d, D),
     }
     return {"threads": torch.get_num_threads(), "N": N, "d": d, "D": D, **interleaved(steps, repeats, warmup=2)}
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from spherical_loss.benchmarks import heads, language, losses, mnist_step, quality, side_by_side
+from spherical_loss.benchmarks import gram, growth, language, losses, mnist_step, quality, refactoring, side_by_side
 
 PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "losses": lambda results: losses.run(),
-    "gram": lambda results: heads.all_gram(),
-    "factored": lambda results: heads.factored(),
+    "gram": lambda results: gram.run(),
     "side-by-side": lambda results: side_by_side.run(),
-    "growth": heads.growth,
+    "refactoring": lambda results: refactoring.run(),
+    "growth": growth.run,
     "mnist": lambda results: mnist_step.run(),
     "language": lambda results: language.run(),
     "quality": quality.run,

@@ -12,7 +12,7 @@ import argparse
 import json
 from typing import NamedTuple
 
-from spherical_loss.benchmarks.heads import step_flops
+from spherical_loss.benchmarks.steps import step_flops
 from spherical_loss.benchmarks.timing import RESULTS, readable, show
 
 
@@ -47,11 +47,11 @@ def measured_efficiency() -> float:
     path = RESULTS / "bench.json"
     if not path.exists():
         raise SystemExit(f"{path.name} is not there yet; make it with: make bench")
-    rows = json.loads(path.read_text()).get("factored", [])
-    shares = [row["efficiency"] for row in rows if "efficiency" in row]
+    rows = json.loads(path.read_text()).get("side-by-side", [])
+    shares = [row["of_matmul"] for row in rows if "of_matmul" in row]
     if not shares:
         raise SystemExit(
-            f"{path.name} has no figures of the factored head; make them with: spherical-loss bench --parts factored"
+            f"{path.name} has no figures of the factored head; make them with: spherical-loss bench --parts side-by-side"
         )
     return float(shares[0])
 

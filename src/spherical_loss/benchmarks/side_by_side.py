@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +16,13 @@ from torch import Tensor
 
 from spherical_loss import GramHead, TaylorSoftmaxLoss
 from spherical_loss.benchmarks import peers
-from spherical_loss.benchmarks.heads import FACTORED_LR, FactoredStep, batches, step_flops
+from spherical_loss.benchmarks.steps import WORD_MODEL, FactoredStep, Row, batches, step_flops
 from spherical_loss.benchmarks.timing import copy_rate, interleaved, matmul_rate, peak_memory, readable, show
 
-Row = dict[str, Any]
 Size = tuple[int, int, int]
 
 SIZES: dict[str, Size] = {  # N, d, D
-    "word model": (250, 300, 793_471),
+    "word model": WORD_MODEL,
     "GPT-2-sized head": (8192, 768, 50_257),
     "item catalogue": (1024, 128, 3_000_000),
 }
@@ -73,7 +71,7 @@ def available() -> int:
 
 
 def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS) -> list[Row]:
-    ours = FactoredStep(N, d, D, FACTORED_LR)
+    ours = FactoredStep(N, d, D)
     for _ in range(3):
         ours()
     same = {"size": size, "N": N, "d": d, "D": D}
@@ -97,7 +95,7 @@ def against(ours: FactoredStep, step: peers.Step, data: Iterator[tuple[Tensor, T
 
     first = interleaved({"peer": peer, "ours": ours}, repeats=1, warmup=0)
     slow, quick = first["peer"].median, first["ours"].median
-    repeats, turns = max(2, min(100, int(seconds / slow))), max(1, min(50, int(slow / quick / 4)))
+    repeats, turns = max(3, min(200, int(seconds / slow))), max(1, min(100, int(slow / quick / 4)))
     times = interleaved({"peer": peer, "ours": ours}, repeats, warmup=0, turns={"ours": turns})
     ratio = times["peer"].median / times["ours"].median
     return {"seconds": times["peer"], "ours": times["ours"], "ratio": ratio, "memory": peak_memory(peer, warm=True)}

@@ -41,6 +41,7 @@ def load_checkpoint(head: FactoredHead, folder: str | Path) -> None:
     state = _state(head)
     with _one_process_is_meant(head):
         load(state, checkpoint_id=folder, process_group=head.shard.group, no_dist=head.shard.group is None)
+    head.Q.set_(state["Q"])
     head.steps = int(state["steps"])
     head.backwards.clear()
 
@@ -56,7 +57,7 @@ def _one_process_is_meant(head: FactoredHead) -> Iterator[None]:
 
 def _state(head: FactoredHead) -> dict[str, Any]:
     """V as the rows of one D x d tensor, so that any number of ranks can read its own; the rest is the same everywhere."""
-    return {"V": _rows(head), "Q": head.Q, "w": head.w, "steps": torch.tensor(head.steps)}
+    return {"V": _rows(head), "Q": head.Q.base, "w": head.w, "steps": torch.tensor(head.steps)}
 
 
 def _rows(head: FactoredHead) -> Tensor:

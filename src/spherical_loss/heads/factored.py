@@ -8,7 +8,8 @@ The representation. With the bias as one more column of W, and the hidden vector
     W = V U + 1 w0^T,      and beside it     Q = W^T W,      w = W^T 1.
 
 An SGD step multiplies every row of W by the same d x d matrix B, which goes into U, and changes the rows of the batch's
-targets, which go into V through ``U^-1``. V is D x d in float32; all else is small, and float64 where errors would add up.
+targets, which go into V through ``U^-1``. V is D x d in float32; all else is small, and more precise where errors would add up
+(Q and U are an :class:`~spherical_loss.heads.accumulator.Accumulator` each).
 
 Frames. B shrinks some directions, so the condition number of U grows exponentially with the steps, and what is written
 through ``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a row is a product of contractions and
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spherical_loss.base import Loss
+from spherical_loss.heads.accumulator import Accumulator
 from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std, selected, weighted_sum
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.heads.shard import Shard
@@ -85,10 +87,8 @@ class FactoredHead(Head):
     """
 
     V: Tensor
-    U: Tensor
     U_inverse: Tensor
     w0: Tensor
-    Q: Tensor
     w: Tensor
     frame: Tensor
     past: Tensor
@@ -108,10 +108,10 @@ class FactoredHead(Head):
         self.shard = Shard(num_classes, group)
         precise = statistics_dtype(torch.empty(0).device)
         self.register_buffer("V", torch.zeros(len(self.shard), d))
-        self.register_buffer("U", torch.eye(d, dtype=precise))
+        self.U, self.Q = (Accumulator(d, self.V.dtype, precise) for _ in "UQ")
+        self.U.set_(torch.eye(d))
         self.register_buffer("U_inverse", torch.eye(d))
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
-        self.register_buffer("Q", torch.zeros(d, d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.register_buffer("frame", torch.zeros(len(self.shard), dtype=torch.int16))
         self.register_buffer("past", torch.zeros(0, d, d))
@@ -131,7 +131,7 @@ class FactoredHead(Head):
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
         X = self.extended(H)
-        return X @ self.w.to(X.dtype), (X * (X @ self.Q.to(X.dtype))).sum(1)
+        return X @ self.w.to(X.dtype), (X * (X @ self.Q.value)).sum(1)
 
     def extended(self, H: Tensor) -> Tensor:
         """Hidden vectors with the column of ones that stands for the bias, and the empty columns."""
@@ -152,7 +152,7 @@ class FactoredHead(Head):
 
     def dense(self, present: Tensor) -> Tensor:
         """Dense rows of W for rows of V in the present frame."""
-        return torch.addmm(self.w0.to(self.V.dtype), present, self.U.to(self.V.dtype))
+        return torch.addmm(self.w0.to(self.V.dtype), present, self.U.value)
 
     def distant_rows(self, classes: Tensor) -> Tensor:
         """Dense rows of any classes, wherever they are kept; the other ranks ask for theirs at the same time."""
@@ -190,7 +190,7 @@ class FactoredHead(Head):
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         X, first, count = self.extended(H), self.shard.start, len(self.shard)
         if len(self.past) == 0:  # one frame: transform the N hidden vectors instead of the D rows
-            XU, offset = X @ self.U.to(X.dtype).T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
+            XU, offset = X @ self.U.value.T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
             for start in range(0, count, rows):
                 yield first + start, torch.addmm(offset, XU, self.V[start : start + rows].T)
             return
@@ -241,38 +241,39 @@ class FactoredHead(Head):
 
     @torch.no_grad()
     def add_to_rows(self, classes: Tensor, increments: Tensor, scale: float, present: Tensor | None = None) -> None:
-        """Add ``scale * increments`` (n, d) to the rows of W of these classes, all different; ``present`` are theirs of V."""
+        """Add ``scale * increments`` (n, d) to the rows of V of these classes, all different, in the present frame;
+        ``present`` are the rows, where they are at hand, and is written to."""
         here: Tensor | slice = slice(None)
         kept = classes
         if self.shard.group is not None:
             here, kept = self._kept(classes)
         if present is None:
             present = self.present(kept)
-        self.V.index_copy_(0, kept, torch.addmm(present, increments[here], self.U_inverse, alpha=scale))
+        self.V.index_copy_(0, kept, present.add_(increments[here], alpha=scale))
         if len(self.past) > 0:
             self.frame[kept] = len(self.past)
 
     @torch.no_grad()
     def close_frame(self) -> None:
         """Start a new frame: U becomes the identity, and what it was is remembered for the rows not written since."""
-        U = self.U.to(self.V.dtype)
+        U = self.U.exact.to(self.V.dtype)
         self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
         self._reset_frame()
 
     @torch.no_grad()
     def refactor(self) -> None:
         """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
-        U, w0 = self.U.to(self.V.dtype), self.w0.to(self.V.dtype)
+        U, w0 = self.U.exact.to(self.V.dtype), self.w0.to(self.V.dtype)
         transforms = torch.cat([self.past @ U, U.unsqueeze(0)])
         settled = len(self.past) == 0 and torch.equal(U, torch.eye(len(U), dtype=U.dtype, device=U.device)) and not w0.any()
-        self.Q.zero_()
+        Q = torch.zeros_like(self.Q.base)
         self.w.zero_()
         for rows in self._row_chunks():
             if not settled:
                 _transformed(self.V[rows], self.frame[rows], transforms).add_(w0)
-            self.Q += gram_matrix(self.V[rows])
+            Q += gram_matrix(self.V[rows])
             self.w += self.V[rows].sum(0)
-        self.shard.sum_(self.Q)
+        self.Q.set_(self.shard.sum_(Q))
         self.shard.sum_(self.w)
         self.past = self.past[:0]
         self.frame.zero_()
@@ -280,8 +281,7 @@ class FactoredHead(Head):
         self._reset_frame()
 
     def _reset_frame(self) -> None:
-        for U in (self.U, self.U_inverse):
-            U.zero_().fill_diagonal_(1)
+        self.U.set_(self.U_inverse.zero_().fill_diagonal_(1))
         self.log_condition = 0.0
 
     def _row_chunks(self) -> Iterator[slice]:
@@ -309,6 +309,8 @@ class FactoredHead(Head):
         super()._apply(same_dtype, recurse)
         if dtype != self.V.dtype:
             self.V, self.U_inverse, self.past = (x.to(dtype) for x in (self.V, self.U_inverse, self.past))
+            self.U.change_dtype(dtype)
+            self.Q.change_dtype(dtype)
             self.refactor()  # Q and w belong to the rounded V
         return self
 
@@ -329,6 +331,8 @@ class FactoredHead(Head):
 def _transformed(rows: Tensor, frames: Tensor, transforms: Tensor) -> Tensor:
     """Multiply, in place, each row by the transform of its frame; rows of the frame beyond those are left as they are."""
     counts = torch.bincount(frames, minlength=len(transforms) + 1).tolist()
+    if counts[-1] == len(rows):
+        return rows
     if len(rows) in counts[:-1]:  # all of one frame
         return rows.copy_(rows @ transforms[counts.index(len(rows))])
     order = frames.argsort()
@@ -345,7 +349,7 @@ class _FactoredStatistics(torch.autograd.Function):
     def forward(ctx: Any, H: Tensor, anchor: Tensor, head: FactoredHead, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with full_precision(H.device):
             X = head.extended(H)
-            HQ = X @ head.Q.to(X.dtype)
+            HQ = X @ head.Q.value
             unique, inverse = classes.unique(return_inverse=True)
             present = head.present(unique) if head.shard.group is None else None
             W_c = selected(head.distant_rows(unique) if present is None else head.dense(present), inverse)
@@ -359,12 +363,12 @@ class _FactoredStatistics(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
-        X, HQ, W_c, unique, inverse, present = ctx.saved_tensors
         head: FactoredHead = ctx.head
         if head.steps != ctx.steps:
             raise RuntimeError(
                 "the head took a step between this forward pass and its backward pass; run the forward pass again"
             )
+        X, HQ, W_c, unique, inverse, present = ctx.saved_tensors
         g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
         with full_precision(X.device):
             P = weighted_sum(g_c, W_c)

@@ -35,7 +35,7 @@ from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, F
 from spherical_loss.heads.shard import Shard
 
 LARGE_STEP = 0.25  # norm of A' from which a frame is closed rather than B inverted
-POLISH = 16  # steps after which a Newton step squares the error of U^-1 away, so that it does not add up
+SETTLE = 16  # steps after which the rounding errors of Q, U and U^-1 are taken away, so that they do not add up
 SERIES_ERROR = 5  # of the inverse of B, relative, in units of the rounding error of its dtype
 
 
@@ -137,7 +137,7 @@ class _RightProduct:
 
     def __init__(self, H: Tensor, S: Tensor) -> None:
         N, d = H.shape
-        self.H, self.SH, self.wide = H, S.unsqueeze(1) * H, d <= 2 * N
+        self.H, self.S, self.SH, self.wide = H, S, S.unsqueeze(1) * H, d <= 2 * N
         self.core = H.T @ self.SH if self.wide else self.SH @ H.T  # A', or the N x N matrix with the same eigenvalues
 
     def __call__(self, X: Tensor) -> Tensor:
@@ -165,18 +165,20 @@ class _RightProduct:
         For ``y = A' v`` with any unit vector v, ``A'^2 - y y^T = A' (I - v v^T) A'``, whose norm is at most
         ``||A'||^2 - ||y||^2``. Here v is one step of the power method from a vector of ones.
         """
-        if not self.wide:
-            return None
         y = self.core @ F.normalize(self.core.sum(0), dim=0)
         return y if norm**2 - float(y @ y) < error else None
 
-    def inverse_increment(self, M: Tensor, terms: int) -> Tensor:
-        """``B^-1 M - M`` as ``(A' + A'^2 + ... ) M``, with at least this many terms."""
-        series = _geometric(self.core, terms)
-        if self.wide:
-            return series @ M
-        right = self.SH @ M  # A' + A'^2 + ... = H^T (I + C + C^2 + ...) S H with the N x N matrix C = S H H^T
-        return self.H.T @ torch.addmm(right, series, right)
+    def times_inverse_(self, M: Tensor, terms: int) -> Tensor:
+        """``M <- B^-1 M`` through N x N, with at least this many terms of the series; gives ``H`` times the new M.
+
+        ``A' + A'^2 + ... = H^T (I + C + C^2 + ...) S H`` with ``C = S H H^T``; so with T what is right of ``H^T``, the new
+        ``H M`` is ``H M + H H^T T``: one product of N d^2 serves both.
+        """
+        HM = self.H @ M
+        SHM = self.S.unsqueeze(1) * HM
+        T = torch.addmm(SHM, _geometric(self.core, terms), SHM)
+        M.addmm_(self.H.T, T)
+        return HM.addmm_(self.H @ self.H.T, T)
 
 
 def _geometric(C: Tensor, terms: int) -> Tensor:
@@ -225,22 +227,26 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     if norm > 0.9:  # below, every eigenvalue of I - lr A is positive
         _check_invertible(times_A, lr)
 
+    if head.steps % SETTLE == 0:
+        _settle(head)
     rBw = r * (head.w - times_A.vector(head.w))
     v = rBw / r - (lr / r) * (D / 2 * a + delta)
     HX.addr_(a.to(HX.dtype), v.to(HX.dtype))
-    _scaled(head.Q, r**2).sub_(HX + HX.T, alpha=r * lr)
+    head.Q.scale_(r**2)
+    head.Q.subtract_(HX + HX.T, alpha=r * lr)
     head.w.copy_(rBw - lr * (D * a + delta))
     head.w0.copy_(r * (head.w0 - times_A.vector(head.w0)) - lr * a)
-    _scaled(head.U.sub_(times_A(head.U.to(H.dtype))), r)
-    head.steps += 1
     head.log_condition += _log_condition(norm, bool((g_q >= 0).all())) if norm < LARGE_STEP else math.inf
+    head.U.subtract_(times_A(head.U.value))
+    head.U.scale_(r)
     if head.log_condition > math.log(MAX_CONDITION):
         head.close_frame()
-        present = None if present is None else present @ head.past[-1]
+        present, increments = None if present is None else present @ head.past[-1], R  # U^-1 is the identity
     else:
-        _update_inverse(head, times_A, norm, r)
-
-    head.add_to_rows(unique, R, -lr, present)
+        HU = _update_inverse(head, times_A, norm, r)
+        increments = R @ head.U_inverse if HU is None else target_rows(HU, g_c, inverse, len(unique))
+    head.add_to_rows(unique, increments, -lr, present)
+    head.steps += 1
     head.backwards.clear()
     if len(head.past) >= MAX_FRAMES:
         head.refactor()
@@ -251,25 +257,31 @@ def _log_condition(norm: float, positive: bool) -> float:
     return -math.log1p(-norm) if positive else 2 * math.atanh(norm)
 
 
-def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float, r: float) -> None:
-    """``U^-1 <- B^-1 U^-1 / r``; t terms of the series leave an error of ``norm^(t + 1)``."""
+def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float, r: float) -> Tensor | None:
+    """``U^-1 <- B^-1 U^-1 / r``; t terms of the series leave an error of ``norm^(t + 1)``. Gives ``H U^-1`` if N < d / 2."""
     error = SERIES_ERROR * torch.finfo(head.U_inverse.dtype).eps
-    terms = 1 if norm == 0 else math.ceil(math.log(error) / math.log(norm)) - 1
-    y = times_A.root_of_square(norm, error) if terms == 2 else None
-    if y is not None:
+    terms = 1 if norm == 0 else max(1, math.ceil(math.log(error) / math.log(norm)) - 1)
+    HU = None
+    if not times_A.wide:
+        HU = times_A.times_inverse_(head.U_inverse, terms)
+    elif terms == 2 and (y := times_A.root_of_square(norm, error)) is not None:
         yU = y @ head.U_inverse
-        head.U_inverse.add_(times_A.inverse_increment(head.U_inverse, 1)).addr_(y, yU)
+        head.U_inverse.add_(times_A.core @ head.U_inverse).addr_(y, yU)
     else:
-        head.U_inverse.add_(times_A.inverse_increment(head.U_inverse, max(1, terms)))
-    _scaled(head.U_inverse, 1 / r)
-    if head.steps % POLISH == 0:
-        residual = torch.eye(len(head.U), dtype=head.U_inverse.dtype, device=head.U.device)
-        residual.addmm_(head.U.to(head.U_inverse.dtype), head.U_inverse, alpha=-1)
-        head.U_inverse.addmm_(head.U_inverse.clone(), residual)
+        head.U_inverse.add_(_geometric(times_A.core, terms) @ head.U_inverse)
+    if r != 1:
+        head.U_inverse.div_(r)
+        HU = HU if HU is None else HU / r
+    return HU
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else x.mul_(factor)
+def _settle(head: FactoredHead) -> None:
+    """Take away the rounding errors; of U^-1 by a Newton step, which squares its error."""
+    head.Q.settle()
+    head.U.settle()
+    residual = torch.eye(len(head.U_inverse), dtype=head.U_inverse.dtype, device=head.U_inverse.device)
+    residual.addmm_(head.U.value, head.U_inverse, alpha=-1)
+    head.U_inverse.addmm_(head.U_inverse.clone(), residual)
 
 
 def _not_finite(batch: Backward) -> str:

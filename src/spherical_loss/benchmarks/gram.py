@@ -1,0 +1,45 @@
+"""Forward and backward of the Gram head, against the exact ways with logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spherical_loss import GramHead, TaylorSoftmaxLoss
+from spherical_loss.benchmarks.steps import Row
+from spherical_loss.benchmarks.timing import Work, interleaved, peak_memory, readable, show
+
+
+def run() -> list[Row]:
+    return [*compared(8192, 768, 50_257, 3, goal=20), *compared(2048, 512, 50_257, 4, goal=6)]
+
+
+def compared(N: int, d: int, D: int, repeats: int, goal: float) -> list[Row]:
+    torch.manual_seed(0)
+    head, loss = GramHead(d, D, bias=False), TaylorSoftmaxLoss()
+    hidden, weight, target = torch.randn(N, d, requires_grad=True), head.weight, torch.randint(D, (N,))
+
+    def forward_backward(value: Callable[[], Tensor]) -> None:
+        hidden.grad = weight.grad = None
+        value().backward()
+
+    ours = "GramHead + TaylorSoftmaxLoss"
+    work: dict[str, Work] = {
+        ours: lambda: forward_backward(lambda: loss(head(hidden, target))),
+        "F.linear + F.cross_entropy": lambda: forward_backward(lambda: F.cross_entropy(F.linear(hidden, weight), target)),
+    }
+    if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
+        work["F.linear_cross_entropy"] = lambda: forward_backward(lambda: F.linear_cross_entropy(hidden, weight, target))
+    times = interleaved(work, repeats, warmup=0)
+    memory = {ours: peak_memory(work[ours]) / (4 * N * D)}
+    rows, table = [], []
+    for name, t in times.items():
+        ratio = t.median / times[ours].median
+        rows.append({"N": N, "d": d, "D": D, "name": name, "seconds": t, "ratio": ratio, "memory": memory.get(name)})
+        table.append([name, readable(t.median), f"{ratio:.1f}x", f"{memory[name]:.1%}" if name in memory else ""])
+    title = f"Heads at N={N:,}, d={d}, D={D:,}, forward + backward (to reach: {goal:g}x, memory 10%)"
+    show(title, ["", "median", "of GramHead's time", "peak memory / logits"], table)
+    return rows

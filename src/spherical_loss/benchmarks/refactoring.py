@@ -1,0 +1,46 @@
+"""How often the factored head brings all its rows up to date, and the share of the time that this takes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch
+
+from spherical_loss.benchmarks.steps import WORD_MODEL, FactoredStep, Row
+
+# Sixteen batches for ever at a high rate, for a head that comes to know them by heart: with targets that do not repeat, the
+# condition of U grows far more slowly at any rate.
+STRESS, REPEATED = 1_000.0, 16
+
+
+def run() -> list[Row]:
+    torch.manual_seed(0)
+    step = FactoredStep(*WORD_MODEL, lr=STRESS)
+    step.batches = itertools.cycle(list(itertools.islice(step.batches, REPEATED)))
+    return [refactoring(step)]
+
+
+def refactoring(step: FactoredStep, most: int = 20_000) -> Row:
+    """The share of the time that refactoring takes, from one to the next with all the frames in between.
+
+    The next one comes by itself, or is made after ``most`` steps.
+    """
+    head = step.head
+    seconds: list[float] = []
+    frames = 0
+    while len(seconds) < most and len(head.past) >= frames:
+        frames = len(head.past)
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    by_itself = len(head.past) < frames
+    if not by_itself:
+        start = time.perf_counter()
+        head.refactor()
+        seconds.append(time.perf_counter() - start)
+    duration, steps, share = seconds[-1], len(seconds), seconds[-1] / sum(seconds)
+    how = "by itself" if by_itself else "not due yet"
+    print(f"  refactoring took {duration:.2g} s after {steps:,} steps ({how}) at lr={STRESS:g}: {share:.2%} (to reach: 10%)")
+    mean = sum(seconds[:-1]) / (steps - 1)
+    return {"duration": duration, "steps": steps, "share": share, "by_itself": by_itself, "mean_step": mean}
