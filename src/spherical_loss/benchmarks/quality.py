@@ -1,5 +1,6 @@
 """Quality for time: the language model on the IMDB reviews at its full vocabulary, every contender for the same time.
 
+The runs are stored with the other results, for ``spherical-loss report``.
 Needs the data of the task ``imdb``; without them this part is left out, and says so.
 """
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from spherical_loss.benchmarks.timing import RESULTS, interleaved, show
 from spherical_loss.experiments import compare
+from spherical_loss.experiments.collect import collect
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.losses import make_loss
 from spherical_loss.experiments.runs import RunFolder
@@ -30,7 +32,7 @@ CONTENDERS = [  # loss and head
     ("z", "factored"),
 ]
 SIZE: dict[str, Any] = {"vocabulary": "full", "layers": 1, "width": 300, "embedding": 100}
-SECONDS = 30.0  # of training
+SECONDS = 60.0  # of training
 PIECES = 4  # validations on the way
 
 
@@ -78,6 +80,7 @@ def run(results: Path = RESULTS, seconds: float = SECONDS) -> list[dict[str, Any
             perplexity = "" if last["perplexity"] is None else f"{last['perplexity']:,.0f}"
             words = f"{getattr(each.settings, 'words', 0):,}"
             table.append([f"{loss}, {head}", f"{1e3 * pace:.1f} ms", words, perplexity, f"{last['top10']:.1%}"])
+        collect(Path(folder), results, trials=False, say=print)
     title = f"Quality for time: imdb, 115,517 words and two marks, {seconds:g} s of training each"
     show(title, ["", "step", "words seen", "validation perplexity", "top-10 error"], table)
     draw_time_curves(results / "quality_time.svg", title, histories)
