@@ -94,7 +94,7 @@ def side_by_side(rows: list[Row]) -> str:
         ours = here[0]
         cells = [contender(row) for row in here]
         parts.append(
-            f"**A {size}: N={ours['N']:,}, d={ours['d']}, D={ours['D']:,}**\n\n"
+            f"**{size[0].upper()}{size[1:]}: N={ours['N']:,}, d={ours['d']}, D={ours['D']:,}**\n\n"
             + markdown(["a training step", "", "median (quartiles)", "times FactoredHead's", "peak memory"], cells)
             + f"\n\nFactoredHead: {ours['of_matmul']:.0%} of its time are its products at the rate of a large matrix product, "
             f"{ours['of_copy']:.0%} its bytes at the rate of a large copy."

@@ -126,7 +126,7 @@ def run() -> list[Row]:
         torch.manual_seed(0)
         found = compared(size, N, d, D)
         rows += found
-        title = f"A training step of a {size}: N={N:,}, d={d}, D={D:,}"
+        title = f"A training step, {size}: N={N:,}, d={d}, D={D:,}"
         show(title, ["", "", "median", "quartiles", "of ours", "peak memory"], [cells(row) for row in found])
         print(f"  ours: {found[0]['of_matmul']:.0%} of the time are products at the rate of a large matrix product, ", end="")
         print(f"{found[0]['of_copy']:.0%} are bytes at the rate of a copy")
