@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
-from spherical_loss.processes import process_group
+from spherical_loss.processes import end, process_group
 
 
 def batch(step: int, rank: int, size: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     with process_group("gloo", timeout=timedelta(minutes=5)) as group:  # the longest that anyone waits for another
         train(options, group)
+    end()
 
 
 def train(options: argparse.Namespace, group: dist.ProcessGroup) -> None:

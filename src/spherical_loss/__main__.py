@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
+
+from spherical_loss.processes import end
+
 
 def main() -> int:
     """The command line of the experiments; without what they need, a message."""
@@ -11,7 +15,10 @@ def main() -> int:
         if error.name is None or error.name.startswith("spherical_loss"):
             raise
         raise SystemExit(f"spherical-loss: {error.name} is missing; pip install 'spherical-loss[experiments]'") from None
-    return command_line()
+    code = command_line()
+    if dist.is_torchelastic_launched():
+        end(code)
+    return code
 
 
 if __name__ == "__main__":

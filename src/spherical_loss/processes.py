@@ -2,17 +2,21 @@
 
     with process_group("gloo", timeout=timedelta(minutes=5)) as group:
         head = FactoredHead(d, D, group=group)
+        ...
+    end()
 
 The same code runs for the first time and after a restart: what it has to go on from is in its checkpoints.
 """
 
 from __future__ import annotations
 
-import gc
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NoReturn
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -34,7 +38,6 @@ def process_group(backend: str, timeout: timedelta) -> Iterator[dist.ProcessGrou
     assert dist.group.WORLD is not None
     try:
         yield dist.group.WORLD
-        gc.collect()  # what still holds the group, such as a DistributedDataParallel in a cycle of references, goes before it
         dist.barrier()  # nobody leaves while another still talks to it
     finally:
         dist.destroy_process_group()
@@ -65,3 +68,15 @@ def name_of_this_start(store: Store, rank: int, ranks: int, timeout: timedelta) 
             raise ConnectionError(f"rank 0 of {ranks} has waited {timeout} for the ranks {missing}: have they been started?")
         time.sleep(0.01)
     return name
+
+
+def end(code: int = 0) -> NoReturn:
+    """End this process, which was one of several, without the interpreter's clean-up.
+
+    The threads of a gloo group outlive ``destroy_process_group`` where a DistributedDataParallel has used the group, even one
+    that is gone. If such a thread still holds a tensor of the last exchange when the interpreter is taken down, as it may on a
+    busy machine, the process aborts (SIGABRT), with all its work done: pytorch issue 190489.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

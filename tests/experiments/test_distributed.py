@@ -22,7 +22,8 @@ import dataclasses, sys
 import torch
 from torch import nn
 from spherical_loss import GramHead
-from spherical_loss.experiments import cli, models
+from spherical_loss.__main__ import main
+from spherical_loss.experiments import models
 from spherical_loss.experiments.tasks import TASKS, digits_network
 
 class GramNetwork(models.Network):
@@ -40,9 +41,9 @@ class GramNetwork(models.Network):
 def gram_network(settings, train, loss):
     return GramNetwork(digits_network(settings, train, loss))
 
-if sys.argv[1] == "gram":
+if sys.argv.pop(1) == "gram":
     TASKS["digits"] = dataclasses.replace(TASKS["digits"], network=gram_network)
-raise SystemExit(cli.main(sys.argv[2:]))
+raise SystemExit(main())
 """
 
 
@@ -50,7 +51,8 @@ raise SystemExit(cli.main(sys.argv[2:]))
 # in the second, rank 1 alone cannot read the data; in the third, rank 0 is killed while it writes the checkpoint of epoch 2.
 DYING = """
 import dataclasses, functools, os, signal, sys
-from spherical_loss.experiments import cli, execute, train
+from spherical_loss.__main__ import main
+from spherical_loss.experiments import execute, train
 from spherical_loss.experiments.tasks import TASKS
 
 start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
@@ -86,7 +88,8 @@ def load_or_fail(settings, seed):
 
 train.train_epoch, train.part_of, os.fsync = told_train_epoch, part_of_or_die, fsync_or_die
 TASKS["digits"] = dataclasses.replace(TASKS["digits"], load=load_or_fail)
-raise SystemExit(cli.main(sys.argv[2:]))
+sys.argv.pop(1)
+raise SystemExit(main())
 """
 
 
@@ -141,6 +144,17 @@ def test_torchrun_goes_on_from_the_checkpoint_when_processes_die(undisturbed: Ca
     assert done.stderr.count("failed (exitcode: -9)") == 2
     for one, two in zip(expected, found, strict=True):
         assert all(two[key] == one[key] for key in one if "seconds" not in key)
+
+
+def test_the_interpreter_is_not_taken_down_under_the_threads_of_the_group(tmp_path: Path) -> None:
+    """gloo's threads may abort a process then (SIGABRT); here, taking it down aborts it for certain."""
+    (tmp_path / "sitecustomize.py").write_text("import atexit, os\nif 'RANK' in os.environ: atexit.register(os.abort)\n")
+    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "1", "--epochs", "1", "--out", str(tmp_path / "out")]
+    command = torchrun("-m", "spherical_loss", *arguments, options=("--standalone", "--nproc-per-node", "2"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "taylor, seed 0: test error" in done.stdout
 
 
 def test_batch_normalization_is_told_about(tmp_path: Path) -> None:
