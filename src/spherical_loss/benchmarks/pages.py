@@ -18,6 +18,15 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
 
 
+def code(name: str) -> str:
+    """A name of Python in the way of code."""
+    return name if " " in name else f"`{name}`"
+
+
+def ratio(row: Row) -> str:
+    return f"{row['ratio']:,.0f}" if row["ratio"] >= 100 else f"{row['ratio']:.3g}"
+
+
 def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     """What stands between the marks, by the page (in docs/) and the name of the marks."""
     crossings: list[Row] = json.loads((RESULTS / "crossover.json").read_text())
@@ -82,7 +91,7 @@ def small(rows: list[Row]) -> str:
     N, D = min((row["N"], row["D"]) for row in rows)
     here = [row for row in rows if (row["N"], row["D"]) == (N, D) and row["name"] != "memory copy"]
     reference = next(row for row in here if row["name"] == "F.cross_entropy")
-    cells = [[f"`{r['name']}`", readable(r["seconds"][0]), f"{r['seconds'][0] / reference['seconds'][0]:.2g}"] for r in here]
+    cells = [[code(r["name"]), readable(r["seconds"][0]), f"{r['seconds'][0] / reference['seconds'][0]:.2g}"] for r in here]
     return markdown([f"{N} x {D} logits, forward + backward", "median", "times `F.cross_entropy`"], cells)
 
 
@@ -107,7 +116,7 @@ def contender(row: Row) -> list[str]:
         return [row["name"], row["kind"], "does not fit", "", f"{row['memory'] / 1e9:.3g} GB at least"]
     median, low, high = (readable(t) for t in row["seconds"])
     memory = f"{row['memory'] / 1e6:,.0f} MB"
-    return [row["name"], row["kind"], f"{median} ({low} to {high})", f"{row['ratio']:,.3g}", memory]
+    return [row["name"], row["kind"], f"{median} ({low} to {high})", ratio(row), memory]
 
 
 def growth(rows: list[Row]) -> str:

@@ -24,9 +24,9 @@ def speed(row: dict[str, Any], key: str = "seconds") -> str:
 def losses_table(rows: list[dict[str, Any]]) -> str:
     """Forward and backward, as multiples of the speed of F.cross_entropy."""
     sizes = list(dict.fromkeys((row["N"], row["D"]) for row in rows))
-    names = list(dict.fromkeys(row["name"] for row in rows))
+    names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: name != "F.cross_entropy")  # the first row
     cells = {(row["name"], row["N"], row["D"]): f"{speed(row)} ({row['speed']:.2g}x)" for row in rows}
-    table = [[name if " " in name else f"`{name}`", *(cells[name, N, D] for N, D in sizes)] for name in names]
+    table = [[pages.code(name), *(cells[name, N, D] for N, D in sizes)] for name in names]
     return markdown(["forward + backward", *(f"{N:,} x {D:,}" for N, D in sizes)], table)
 
 
@@ -46,7 +46,7 @@ def heads_table(gram: list[dict[str, Any]], steps: list[dict[str, Any]]) -> str:
 
 def compared(row: dict[str, Any], ours: str) -> list[str]:
     size = f"N={row['N']:,}, d={row['d']}, D={row['D']:,}"
-    return [size, row["name"], speed(row), ours, f"**{row['ratio']:,.3g}x**"]
+    return [size, row["name"], speed(row), ours, f"**{pages.ratio(row)}x**"]
 
 
 def main() -> None:
