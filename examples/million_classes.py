@@ -11,7 +11,6 @@ never right. Stop the program when you like: the same command goes on from the l
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import time
 from pathlib import Path
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss
-from spherical_loss.heads import FaissIndex
 
 DENSE_CLASSES = 16_384  # of the dense step that is measured; its time is proportional to them
 
@@ -113,7 +111,7 @@ def main() -> None:
             bar.write(f"step {step + 1}: loss {value.item():.3f}, right {top1:.1%}, among the first ten {top10:.1%}")
     if seconds:
         report_times(seconds, dense_seconds, D)
-    export(options.folder, shop, trunk, head, loss, options.queries)
+    export(options.folder, head)
 
 
 def save(path: Path, parts: list[Any], step: int) -> None:
@@ -155,25 +153,10 @@ def report_times(seconds: list[float], dense_seconds: list[float], D: int) -> No
     print(f"ratio: {dense / ours:.1f}")
 
 
-@torch.no_grad()
-def export(folder: Path, shop: Shop, trunk: nn.Module, head: FactoredHead, loss: TaylorSoftmaxLoss, queries: int) -> None:
-    """The output layer as an ``nn.Linear``, and as an index for fast retrieval if faiss is there."""
+def export(folder: Path, head: FactoredHead) -> None:
+    """The output layer as an ``nn.Linear``."""
     torch.save(head.to_linear().state_dict(), folder / "linear.pt")
     print(f"wrote {folder / 'linear.pt'}, the state of an nn.Linear({head.in_features}, {head.num_classes})")
-    if importlib.util.find_spec("faiss") is None:
-        print("no retrieval index: pip install 'spherical-loss[faiss]'")
-        return
-    import faiss
-
-    index = FaissIndex(head, "IVF1024,Flat" if head.num_classes >= 2**18 else "Flat")
-    faiss.write_index(index.index, str(folder / "items.faiss"))
-    hidden = trunk(shop.batch(-1, queries)[0])
-    print(f"wrote {folder / 'items.faiss'}; it finds {index.recall(hidden, 10, loss):.1%} of the exact first ten")
-    start = time.perf_counter()
-    index.topk(hidden, 10, loss)
-    middle = time.perf_counter()
-    head.topk(hidden, 10, loss)
-    print(f"{queries} queries: {middle - start:.2f} s with the index, {time.perf_counter() - middle:.2f} s exactly")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ def test_learns_and_exports(tmp_path, monkeypatch, capsys):
     run(monkeypatch, tmp_path, 300)
     shown = capsys.readouterr().out
     assert "step 300: loss" in shown
-    assert "it finds 100.0% of the exact first ten" in shown  # few classes: the index is exact
     assert "ratio:" in shown
 
     linear = nn.Linear(16, 2500)
