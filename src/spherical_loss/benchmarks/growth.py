@@ -28,8 +28,6 @@ def sweep(name: str, values: list[int]) -> list[Row]:
     title = f"FactoredHead: step time against {name} ({others(name)}); fitted exponent {exponent:.2f}"
     least = min(times.values())
     show(title, [name, "median", "of the least"], [[f"{v:,}", readable(t), f"{t / least:.2f}x"] for v, t in times.items()])
-    if name == "D":
-        print("  to reach: within 1.15x")
     return [{"sweep": name, **BASE, name: v, "seconds": t, "exponent": exponent} for v, t in times.items()]
 
 

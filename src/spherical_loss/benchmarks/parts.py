@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from spherical_loss.benchmarks import gram, growth, language, losses, mnist_step, quality, refactoring, side_by_side
+from spherical_loss.benchmarks.summary import print_summary
 
 PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "losses": lambda results: losses.run(),
@@ -42,4 +43,5 @@ def measure(parts: Sequence[str], results: Path) -> Path:
     for name in parts:
         measured[name] = PARTS[name](results)
         path.write_text(json.dumps(measured, indent=1) + "\n")
+    print_summary({name: measured[name] for name in parts})
     return path

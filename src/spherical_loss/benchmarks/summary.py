@@ -1,0 +1,49 @@
+"""What the heads are to reach, and what was measured, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from spherical_loss.benchmarks.timing import show
+
+Line = tuple[str, str, str]
+
+GRAM_GOALS = {8192: 20.0, 2048: 6.0}  # by N
+FACTORED_GOALS = {
+    "dense + cross-entropy + SGD": 1000.0,
+    "nn.AdaptiveLogSoftmaxWithLoss": 30.0,
+    "sampled softmax, 1,024 negatives": 1.0,
+}
+MEMORY, GROWTH, REFACTORING = 0.1, 1.15, 0.1
+
+
+def print_summary(measured: dict[str, Any]) -> None:
+    if lines := list(summary(measured)):
+        show("All ratios of the heads", ["", "measured", "to reach"], [list(line) for line in lines])
+
+
+def summary(measured: dict[str, Any]) -> Iterator[Line]:
+    for row in measured.get("gram", []):
+        size = f"N={row['N']:,}, d={row['d']}, D={row['D']:,}"
+        if row["memory"] is not None:
+            yield (
+                f"GramHead's memory beyond weights and gradient, of the logits ({size})",
+                f"{row['memory']:.1%}",
+                f"{MEMORY:.0%}",
+            )
+        else:
+            yield f"{row['name']} / GramHead ({size})", f"{row['ratio']:.1f}x", f"{GRAM_GOALS[row['N']]:g}x"
+    for row in measured.get("side-by-side", []):
+        if row["size"] == "word model" and row["name"] in FACTORED_GOALS and row["ratio"] is not None:
+            size, goal = f"N={row['N']}, d={row['d']}, D={row['D']:,}", FACTORED_GOALS[row["name"]]
+            yield f"{row['name']} / FactoredHead ({size})", f"{row['ratio']:,.2f}x", f"{goal:,g}x"
+    for row in measured.get("refactoring", []):
+        yield "share of the time for refactoring (the same size)", f"{row['share']:.1%}", f"{REFACTORING:.0%}"
+    if by_D := {row["D"]: row["seconds"] for row in measured.get("growth", []) if row["sweep"] == "D"}:
+        spread = max(by_D.values()) / min(by_D.values())
+        yield f"FactoredHead: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}", f"{spread:.2f}x", f"{GROWTH}x"
+    for row in measured.get("language", []):
+        part = {"output": "output layer", "whole": "whole step"}[row["part"]]
+        size = f"N={row['N']}, d={row['d']}, D={row['D']:,}"
+        yield f"language model, {part}: dense softmax / factored ({size})", f"{row['ratio']:.0f}x", f"{row['goal']:g}x"
