@@ -24,7 +24,7 @@ def speed(row: dict[str, Any], key: str = "seconds") -> str:
 def losses_table(rows: list[dict[str, Any]]) -> str:
     """Forward and backward, as multiples of the speed of F.cross_entropy."""
     sizes = list(dict.fromkeys((row["N"], row["D"]) for row in rows))
-    names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: name != "F.cross_entropy")  # the first row
+    names = list(dict.fromkeys(row["name"] for row in rows))
     cells = {(row["name"], row["N"], row["D"]): f"{speed(row)} ({row['speed']:.2g}x)" for row in rows}
     table = [[pages.code(name), *(cells[name, N, D] for N, D in sizes)] for name in names]
     return markdown(["forward + backward", *(f"{N:,} x {D:,}" for N, D in sizes)], table)
