@@ -69,7 +69,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_run(task: str = "ptb", loss: str = "taylor", seed: int = 0, head: str = "dense", **changes) -> Run:
     settings = dataclasses.replace(TASKS[task].settings, **{**SMALL, "head": (head,), **changes})
-    return Run(task, loss, seed, resolved(settings, loss, open_values(task, loss)))
+    return Run(task, loss, seed, resolved(settings, loss, open_values(task, loss, settings)))
 
 
 def start(run: Run):
@@ -336,7 +336,7 @@ def test_missing_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_papers_architectures_are_the_defaults() -> None:
     found = {}
     for loss in ("softmax", "spherical", "taylor", "abs"):
-        settings = resolved(TASKS["ptb"].settings, loss, open_values("ptb", loss))
+        settings = resolved(TASKS["ptb"].settings, loss, open_values("ptb", loss, TASKS["ptb"].settings))
         assert isinstance(settings, LanguageSettings)
         found[loss] = (settings.layers, settings.width)
         assert (settings.context, settings.embedding, settings.batch_size, settings.momentum) == (6, 250, 250, 0.0)
@@ -352,3 +352,14 @@ def test_the_bounds_are_judged_as_softmax_perplexity(texts: Path, tmp_path: Path
     starts = {row.split("|")[1].strip(): float(row.split("|")[column]) for row in rows if row}
     assert set(starts) == {"Log softmax", "Bound of log softmax", "Bound of log softmax, fixed xi"}
     assert max(starts.values()) == pytest.approx(min(starts.values()), rel=1e-3)  # all start from the frequencies
+
+
+def test_rates_of_a_model_without_hidden_layers() -> None:
+    """Unless they are given, they are smaller; with hidden layers they are the task's own."""
+    settings = TASKS["one-billion-word"].settings
+    deep, shallow = (dataclasses.replace(settings, layers=layers) for layers in (1, 0))
+    for loss in ("softmax", "spherical", "taylor"):
+        rates = [resolved(each, loss, open_values("one-billion-word", loss, each)).lr for each in (deep, shallow)]
+        assert rates[0] == TASKS["one-billion-word"].values[loss]["lr"] > rates[1]
+    given = dataclasses.replace(shallow, lr=7.0)
+    assert resolved(given, "taylor", open_values("one-billion-word", "taylor", given)).lr == 7.0

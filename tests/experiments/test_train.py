@@ -21,7 +21,7 @@ from spherical_loss.experiments.train import DivergedError, Progress, after_epoc
 
 def make_run(task: str = "digits", loss: str = "taylor", seed: int = 0, **changes) -> Run:
     settings = dataclasses.replace(TASKS[task].settings, **{"epochs": 2, "threads": 1, **changes})
-    return Run(task, loss, seed, resolved(settings, loss, open_values(task, loss)))
+    return Run(task, loss, seed, resolved(settings, loss, open_values(task, loss, settings)))
 
 
 def numbers(root: Path, run: Run) -> tuple:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from spherical_loss.benchmarks import pages, scale
+from spherical_loss.benchmarks import losses, pages, scale
 from spherical_loss.benchmarks.pages import markdown
 from spherical_loss.benchmarks.timing import RESULTS, readable
 from spherical_loss.experiments.marks import replace_marked
@@ -24,7 +24,7 @@ def speed(row: dict[str, Any], key: str = "seconds") -> str:
 def losses_table(rows: list[dict[str, Any]]) -> str:
     """Forward and backward, as multiples of the speed of F.cross_entropy."""
     sizes = list(dict.fromkeys((row["N"], row["D"]) for row in rows))
-    names = list(dict.fromkeys(row["name"] for row in rows))
+    names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: name != losses.REFERENCE)  # which comes first
     cells = {(row["name"], row["N"], row["D"]): f"{speed(row)} ({row['speed']:.2g}x)" for row in rows}
     table = [[pages.code(name), *(cells[name, N, D] for N, D in sizes)] for name in names]
     return markdown(["forward + backward", *(f"{N:,} x {D:,}" for N, D in sizes)], table)

@@ -28,8 +28,8 @@ def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Setti
     for loss in losses:
         check_loss(loss, settings)
     settings = TASKS[task].prepare(settings, quiet)
-    filled = [(loss, each) for loss in losses for each in each_head(resolved(settings, loss, open_values(task, loss)), loss)]
-    return [Run(task, loss, seed, each) for seed in seeds for loss, each in filled]
+    filled = {loss: resolved(settings, loss, open_values(task, loss, settings)) for loss in losses}
+    return [Run(task, loss, seed, each) for seed in seeds for loss in losses for each in each_head(filled[loss], loss)]
 
 
 def each_head(settings: Settings, loss: str) -> list[Settings]:

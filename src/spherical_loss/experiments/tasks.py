@@ -46,6 +46,8 @@ class Task:
     """Initial learning rate of a loss that has not been tuned."""
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For some losses, values of other settings that a run leaves open, where they have not been tuned."""
+    shallow: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The same for a network without hidden layers."""
     lr_range: tuple[float, float] = (1e-3, 1.0)
     """Where ``tune`` looks for the learning rate."""
     search: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -58,10 +60,12 @@ class Task:
     """Whether the network is validated before the first step, too."""
 
 
-def open_values(task: str, loss: str) -> dict[str, Any]:
-    """Values for the settings that a run leaves open: the task's and the loss's defaults, and over them the tuned ones."""
+def open_values(task: str, loss: str, settings: Settings) -> dict[str, Any]:
+    """Values for what ``settings`` leave open: the task's and the loss's defaults, and over them the tuned ones."""
     entry = TASKS[task]
-    return {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **tuned_values(task, loss)}
+    values = {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **tuned_values(task, loss)}
+    shallow = getattr(settings, "layers", None) == 0
+    return {**values, **entry.shallow.get(loss, {})} if shallow else values
 
 
 @lru_cache(maxsize=1)
@@ -120,6 +124,7 @@ def language_task(
         network=language_model,
         lr=1.0,
         values=values,
+        shallow=SHALLOW,
         lr_range=(0.01, 300.0),
         search={"layers": (1, 4), "width": (200, 2000)},
         optimizer=language_optimizer,
@@ -146,6 +151,9 @@ RATES: dict[str, dict[str, Any]] = {
     "bound": {"lr": 0.1, "output_rate": 1.0},
     "bound-fixed": {"lr": 0.1, "output_rate": 1.0, "xi": 10.0},
 }
+# At the rates above, a model without hidden layers ends worse than it starts. At these, the perplexity of the first 20,000 words
+# of One Billion Word falls from 594 to 474, 580 and 559; at three times as much, spherical and Taylor rise to 873 and 690.
+SHALLOW: dict[str, dict[str, Any]] = {"softmax": {"lr": 0.1}, "spherical": {"lr": 0.03}, "taylor": {"lr": 0.1}}
 TABLE_5 = {"spherical": {"layers": 3, "width": 1264}, "taylor": {"layers": 3, "width": 1427}}
 PTB_VALUES = {loss: {"layers": 2, "width": 809, **rates, **TABLE_5.get(loss, {})} for loss, rates in RATES.items()}
 ONLINE_VALUES = {loss: {"layers": 1, "width": 1000, **rates} for loss, rates in RATES.items()}

@@ -56,7 +56,7 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     criterion = judged_by(loss, settings.monitor)
 
     def objective(trial: optuna.Trial) -> float:
-        filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss))
+        filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss, settings))
         planned = [Run(name, loss, options.seed + i, filled) for i in range(runs)]
         values = []
         for together in [[run] for run in planned] if workers is None else [planned]:
@@ -152,7 +152,10 @@ def open_study(name: str, options: Tune) -> optuna.Study:
     # A sampler with the same seed as before would suggest the same first values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
     if not study.trials:  # start from what is given or known, and rates around it
-        known = {**open_values(name, loss), **{key: value for key, value in settings.items() if value is not None}}
+        known = {
+            **open_values(name, loss, options.settings),
+            **{key: value for key, value in settings.items() if value is not None},
+        }
         low, high = TASKS[name].lr_range
         for factor in (1, 3, 1 / 3, 10):
             lr = min(max(factor * known["lr"], low), high)
