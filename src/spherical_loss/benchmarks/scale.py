@@ -38,7 +38,7 @@ def step(D: int, ranks: int, n: int, d: int, rate: float, bandwidth: float, late
     ring = (ranks - 1) / ranks
     target_rows, records = 4 * N * d, 4 * N * (3 * d + 3) + 16 * N
     exchanged = ring * (2 * target_rows + records)
-    network = exchanged / bandwidth + 5 * 2 * (ranks - 1) * latency  # five collectives a step
+    network = exchanged / bandwidth + 6 * 2 * (ranks - 1) * latency  # six collectives a step
     return Step(rows, 4.0 * rows * d, exchanged, step_flops(N, d) / rate, network)
 
 
@@ -46,12 +46,12 @@ def measured_efficiency() -> float:
     """The share of the matrix-multiplication rate that the step reaches here."""
     path = RESULTS / "bench.json"
     if not path.exists():
-        raise SystemExit(f"{path.name} is not there yet; make it with: make bench")
+        raise SystemExit(f"{path} is not there yet; make it with: make bench")
     rows = json.loads(path.read_text()).get("side-by-side", [])
     shares = [row["of_matmul"] for row in rows if "of_matmul" in row]
     if not shares:
         raise SystemExit(
-            f"{path.name} has no figures of the factored head; make them with: spherical-loss bench --parts side-by-side"
+            f"{path} has no figures of the factored head; make them with: spherical-loss bench --parts side-by-side"
         )
     return float(shares[0])
 

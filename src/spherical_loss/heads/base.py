@@ -64,6 +64,7 @@ class Head(nn.Module, ABC):
             )
         self.in_features = in_features
         self.num_classes = num_classes
+        self.has_bias = bias
         self.ignore_index = ignore_index
 
     # What each head defines ----------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Head(nn.Module, ABC):
         return linear
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, num_classes={self.num_classes}, bias={self.bias is not None}"
+        return f"in_features={self.in_features}, num_classes={self.num_classes}, bias={self.has_bias}"
 
     def _check(self, hidden: Tensor, target: Tensor, target_weight: Tensor | None) -> None:
         if hidden.dim() == 0 or hidden.shape[-1] != self.in_features:
@@ -189,7 +190,7 @@ class Head(nn.Module, ABC):
                     raise IndexError(out_of_range(target, self.num_classes, self.ignore_index, "the outputs of this head"))
 
     def _check_bias(self, bias: Tensor) -> None:
-        if self.bias is None:
+        if not self.has_bias:
             raise ValueError("this head was made with bias=False; make it with bias=True to set one")
         if bias.shape != (self.num_classes,):
             raise ValueError(f"bias has shape {tuple(bias.shape)}, but must be {(self.num_classes,)}")

@@ -29,21 +29,25 @@ def save_checkpoint(head: FactoredHead, folder: str | Path) -> None:
     """Write the head; it is refactored first, so that W alone is to be saved."""
     head.refactor()
     with _one_process_is_meant(head):
-        save(_state(head), checkpoint_id=folder, process_group=head.shard.group, no_dist=head.shard.group is None)
+        save(
+            {"layout": torch.tensor(head.layout()), **_state(head)},
+            checkpoint_id=folder,
+            process_group=head.shard.group,
+            no_dist=head.shard.group is None,
+        )
 
 
 @torch.no_grad()
 def load_checkpoint(head: FactoredHead, folder: str | Path) -> None:
     """Read a head in place, whatever number of ranks wrote it."""
     if not Path(folder).is_dir():
-        raise FileNotFoundError(f"there is no checkpoint at {folder}")
-    head.refactor()  # U, w0 and the frames at their start
-    state = _state(head)
+        raise FileNotFoundError(f"there is no checkpoint at {folder}: give the folder of a save_checkpoint")
+    layout, state = {"layout": torch.tensor(head.layout())}, _state(head)
     with _one_process_is_meant(head):
-        load(state, checkpoint_id=folder, process_group=head.shard.group, no_dist=head.shard.group is None)
-    head.Q.set_(state["Q"])
-    head.steps = int(state["steps"])
-    head.backwards.clear()
+        load(layout, **_place(head, folder))
+        head.check_layout(layout["layout"])
+        load(state, **_place(head, folder))
+    head.loaded(Q=state["Q"], steps=int(state["steps"]))
 
 
 @contextmanager
@@ -53,6 +57,10 @@ def _one_process_is_meant(head: FactoredHead) -> Iterator[None]:
         if head.shard.group is None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+def _place(head: FactoredHead, folder: str | Path) -> dict[str, Any]:
+    return {"checkpoint_id": folder, "process_group": head.shard.group, "no_dist": head.shard.group is None}
 
 
 def _state(head: FactoredHead) -> dict[str, Any]:

@@ -36,9 +36,6 @@ from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
 
-MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
-MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one product for each
-
 
 class Backward(NamedTuple):
     """What a backward pass leaves for the step; N examples, K targets each, d counts the bias column."""
@@ -51,7 +48,8 @@ class Backward(NamedTuple):
     g_c: Tensor  # (N, K)
     unique: Tensor  # the classes that occur
     inverse: Tensor  # (N, K) where each target stands among them
-    present: Tensor | None = None  # the rows of V of those classes, where they are at hand, in the frame of the forward pass
+    present: Tensor | None = None  # the rows of V of those classes, where they are at hand, as they were in the forward pass
+    revision: int = -1  # that of the head at that time
 
 
 class FactoredHead(Head):
@@ -104,19 +102,21 @@ class FactoredHead(Head):
     ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
         d = -(-(in_features + bias) // 8) * 8  # empty columns up to a multiple of 8: products are some 10% faster
-        self.has_bias = bias
         self.shard = Shard(num_classes, group)
-        precise = statistics_dtype(torch.empty(0).device)
-        self.register_buffer("V", torch.zeros(len(self.shard), d))
-        self.U, self.Q = (Accumulator(d, self.V.dtype, precise) for _ in "UQ")
+        precise, dtype = statistics_dtype(torch.empty(0).device), widened(torch.get_default_dtype())
+        self.register_buffer("V", torch.zeros(len(self.shard), d, dtype=dtype))
+        self.U, self.Q = (Accumulator(d, dtype, precise) for _ in "UQ")
         self.U.set_(torch.eye(d))
-        self.register_buffer("U_inverse", torch.eye(d))
+        self.register_buffer("U_inverse", torch.eye(d, dtype=dtype))
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.register_buffer("frame", torch.zeros(len(self.shard), dtype=torch.int16))
-        self.register_buffer("past", torch.zeros(0, d, d))
+        self.register_buffer("past", torch.zeros(0, d, d, dtype=dtype))
         self.log_condition = 0.0  # an upper bound of the log of the condition number of U
+        self.log_scale = 0.0  # the log of what weight decay has multiplied U by
         self.steps = 0
+        self.edits = 0  # how often W was replaced from outside
+        self.revision = 0  # how often rows of V were written other than by a step
         self.backwards: list[Backward] = []  # since the last step
         if init == "he":
             self._draw(he_std(in_features))
@@ -130,8 +130,9 @@ class FactoredHead(Head):
 
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
-        X = self.extended(H)
-        return X @ self.w.to(X.dtype), (X * (X @ self.Q.value)).sum(1)
+        with full_precision(H.device):
+            X = self.extended(H)
+            return X @ self.w.to(X.dtype), (X * (X @ self.Q.value)).sum(1)
 
     def extended(self, H: Tensor) -> Tensor:
         """Hidden vectors with the column of ones that stands for the bias, and the empty columns."""
@@ -144,7 +145,10 @@ class FactoredHead(Head):
     def present(self, classes: Tensor | slice) -> Tensor:
         """Rows of V in the coordinates of the present frame, as a new tensor."""
         rows = self.V[classes].clone() if isinstance(classes, slice) else self.V.index_select(0, classes)
-        return rows if len(self.past) == 0 else _transformed(rows, self.frame[classes], self.past)
+        if len(self.past) == 0:
+            return rows
+        with full_precision(rows.device):
+            return _transformed(rows, self.frame[classes], self.past)
 
     def rows(self, kept: Tensor | slice) -> Tensor:
         """Dense rows of W, with the bias and the empty columns, of those that are kept here."""
@@ -152,7 +156,8 @@ class FactoredHead(Head):
 
     def dense(self, present: Tensor) -> Tensor:
         """Dense rows of W for rows of V in the present frame."""
-        return torch.addmm(self.w0.to(self.V.dtype), present, self.U.value)
+        with full_precision(self.V.device):
+            return torch.addmm(self.w0.to(self.V.dtype), present, self.U.value)
 
     def distant_rows(self, classes: Tensor) -> Tensor:
         """Dense rows of any classes, wherever they are kept; the other ranks ask for theirs at the same time."""
@@ -189,13 +194,14 @@ class FactoredHead(Head):
     @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         X, first, count = self.extended(H), self.shard.start, len(self.shard)
-        if len(self.past) == 0:  # one frame: transform the N hidden vectors instead of the D rows
+        one_frame = len(self.past) == 0  # transform the N hidden vectors instead of the D rows
+        with full_precision(X.device):
             XU, offset = X @ self.U.value.T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
-            for start in range(0, count, rows):
-                yield first + start, torch.addmm(offset, XU, self.V[start : start + rows].T)
-            return
         for start in range(0, count, rows):
-            yield first + start, X @ self.rows(slice(start, min(start + rows, count))).T
+            here = slice(start, min(start + rows, count))
+            with full_precision(X.device):
+                o = torch.addmm(offset, XU, self.V[here].T) if one_frame else X @ self.rows(here).T
+            yield first + start, o
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
@@ -226,6 +232,7 @@ class FactoredHead(Head):
     @torch.no_grad()
     def set_weight(self, weight: Tensor) -> None:
         self._check_weight(weight)
+        self._edited()
         self.refactor()
         weight = weight[self.shard.start : self.shard.stop]
         for rows in self._row_chunks():
@@ -235,6 +242,7 @@ class FactoredHead(Head):
     @torch.no_grad()
     def set_bias(self, bias: Tensor) -> None:
         self._check_bias(bias)
+        self._edited()
         self.refactor()
         self.V[:, self.in_features] = bias[self.shard.start : self.shard.stop].to(self.V.dtype)
         self.refactor()
@@ -257,32 +265,52 @@ class FactoredHead(Head):
     def close_frame(self) -> None:
         """Start a new frame: U becomes the identity, and what it was is remembered for the rows not written since."""
         U = self.U.exact.to(self.V.dtype)
-        self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
+        with full_precision(self.V.device):
+            self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
         self._reset_frame()
 
     @torch.no_grad()
     def refactor(self) -> None:
         """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
         U, w0 = self.U.exact.to(self.V.dtype), self.w0.to(self.V.dtype)
-        transforms = torch.cat([self.past @ U, U.unsqueeze(0)])
         settled = len(self.past) == 0 and torch.equal(U, torch.eye(len(U), dtype=U.dtype, device=U.device)) and not w0.any()
         Q = torch.zeros_like(self.Q.base)
         self.w.zero_()
-        for rows in self._row_chunks():
-            if not settled:
-                _transformed(self.V[rows], self.frame[rows], transforms).add_(w0)
-            Q += gram_matrix(self.V[rows])
-            self.w += self.V[rows].sum(0)
+        with full_precision(self.V.device):
+            transforms = torch.cat([self.past @ U, U.unsqueeze(0)])
+            for rows in self._row_chunks():
+                if not settled:
+                    _transformed(self.V[rows], self.frame[rows], transforms).add_(w0)
+                Q += gram_matrix(self.V[rows])
+                self.w += self.V[rows].sum(0)
         self.Q.set_(self.shard.sum_(Q))
         self.shard.sum_(self.w)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """V is W: no frames, and U is the identity."""
         self.past = self.past[:0]
         self.frame.zero_()
         self.w0.zero_()
+        self.revision += 1
         self._reset_frame()
 
     def _reset_frame(self) -> None:
         self.U.set_(self.U_inverse.zero_().fill_diagonal_(1))
-        self.log_condition = 0.0
+        self.log_condition = self.log_scale = 0.0
+
+    def loaded(self, Q: Tensor, steps: int) -> None:
+        """After W was written to V, and ``W^T 1`` to w."""
+        self.Q.set_(Q)
+        self.steps = steps
+        self._start_over()
+        self._edited()
+
+    def _edited(self) -> None:
+        """W is another: gradients of the old one have no meaning any more."""
+        self.edits += 1
+        self.revision += 1
+        self.backwards.clear()
 
     def _row_chunks(self) -> Iterator[slice]:
         size = max(1, CHUNK // self.V.shape[1])
@@ -294,7 +322,7 @@ class FactoredHead(Head):
         seed, block = int(torch.randint(2**62, ())), 4096
         for first in range(self.shard.start // block * block, self.shard.stop, block):
             generator = torch.Generator().manual_seed(seed + first)
-            drawn = std * torch.randn(block, self.in_features, generator=generator)
+            drawn = std * torch.randn(block, self.in_features, generator=generator, device="cpu")
             start, stop = max(first, self.shard.start), min(first + block, self.shard.stop)
             self.V[start - self.shard.start : stop - self.shard.start, : self.in_features] = drawn[start - first : stop - first]
 
@@ -302,8 +330,8 @@ class FactoredHead(Head):
         """``.to(dtype)`` concerns V and the frames, float32 at least; the small state stays as precise as it is."""
 
         def same_dtype(x: Tensor) -> Tensor:
-            moved: Tensor = fn(x)
-            return moved if moved.dtype == x.dtype else x.to(moved.device)
+            like: Tensor = fn(x.new_empty(0))
+            return fn(x) if like.dtype == x.dtype else x.to(like.device)
 
         dtype = widened(fn(self.V.new_empty(0)).dtype)
         super()._apply(same_dtype, recurse)
@@ -315,13 +343,28 @@ class FactoredHead(Head):
         return self
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.log_condition, self.steps], dtype=torch.float64)
+        return torch.tensor([*self.layout(), self.steps, self.log_condition, self.log_scale], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.log_condition, self.steps = float(state[0]), int(state[1])
-        self.backwards.clear()
+        self.steps, self.log_condition, self.log_scale = int(state[3]), float(state[4]), float(state[5])
+        self._edited()
+
+    def layout(self) -> tuple[int, int, int]:
+        """What the columns of V mean, and how many rows there are on all ranks: in_features, whether a bias follows, D."""
+        return self.in_features, int(self.has_bias), self.num_classes
+
+    def check_layout(self, saved: Tensor) -> None:
+        """Raise a ``ValueError`` if the saved head is of another layout than this one."""
+        found = tuple(int(x) for x in saved)
+        if found != self.layout():
+            names = "in_features={}, bias={:d}, num_classes={}"
+            raise ValueError(
+                f"a head with {names.format(*found)} was saved, but this one has {names.format(*self.layout())}: make it alike"
+            )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if (extra := state_dict.get(prefix + "_extra_state")) is not None:
+            self.check_layout(extra[:3])
         past = state_dict.get(prefix + "past")
         if past is not None:  # the number of frames is part of the state, not of the architecture
             self.past = self.past.new_zeros(past.shape)
@@ -356,7 +399,7 @@ class _FactoredStatistics(torch.autograd.Function):
             s, q = X @ head.w.to(X.dtype), (X * HQ).sum(1)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, HQ, W_c, unique, inverse, present)
-        ctx.head, ctx.steps, ctx.dtype = head, head.steps, H.dtype
+        ctx.head, ctx.steps, ctx.edits, ctx.revision, ctx.dtype = head, head.steps, head.edits, head.revision, H.dtype
         precise = statistics_dtype(H.device)
         return s.to(precise), q.to(precise), o_c.to(precise)
 
@@ -364,17 +407,16 @@ class _FactoredStatistics(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
         head: FactoredHead = ctx.head
-        if head.steps != ctx.steps:
-            raise RuntimeError(
-                "the head took a step between this forward pass and its backward pass; run the forward pass again"
-            )
+        if (head.steps, head.edits) != (ctx.steps, ctx.edits):
+            what = f"took {head.steps - ctx.steps} steps" if head.edits == ctx.edits else "was given other weights"
+            raise RuntimeError(f"the head {what} between this forward pass and its backward pass; run the forward pass again")
         X, HQ, W_c, unique, inverse, present = ctx.saved_tensors
         g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
         with full_precision(X.device):
             P = weighted_sum(g_c, W_c)
             Y = torch.addcmul(P, HQ, 2 * g_q.unsqueeze(1))
             if head.training:
-                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse, present))
+                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse, present, ctx.revision))
             d = head.in_features
             grad_H = torch.addr(Y[:, :d], g_s, head.w[:d].to(X.dtype)).to(ctx.dtype)
         return grad_H, None, None, None

@@ -31,9 +31,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, selected, target_rows, weighted_sum
-from spherical_loss.heads.factored import MAX_CONDITION, MAX_FRAMES, Backward, FactoredHead
+from spherical_loss.heads.factored import Backward, FactoredHead
 from spherical_loss.heads.shard import Shard
 
+MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
+MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one product for each
+MAX_SHRINKAGE = 1e8  # of U by weight decay in a frame: float32 reaches to 1e38, and so must the inverse
 LARGE_STEP = 0.25  # norm of A' from which a frame is closed rather than B inverted
 SETTLE = 32  # steps after which the rounding errors of Q, U and U^-1 (by then at most 2e-6) are taken away, not to add up
 SERIES_ERROR = 5  # of the inverse of B, relative, in units of the rounding error of its dtype
@@ -63,8 +66,12 @@ class FactoredSGD(torch.optim.Optimizer):
             raise ValueError(f"weight_decay is {weight_decay}, but must be finite and not negative")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}, but must be positive, or None for no clipping")
-        super().__init__([head.V], {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
+        # The head has no parameters: the step finds its tensors in the head, also after head.to(...), which makes new ones.
+        super().__init__([torch.empty(0)], {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
         self.head = head
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "head": self.head}  # torch's own has its own attributes only
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.head.backwards.clear()
@@ -73,7 +80,8 @@ class FactoredSGD(torch.optim.Optimizer):
     def grad_norm(self) -> Tensor:
         """The norm of the dense gradient of weights and bias, exactly: for clipping together with the trunk's."""
         batch = self._batch()
-        return _grad_norm(self.head, batch, _target_rows(batch))
+        with full_precision(batch.H.device):
+            return _grad_norm(self.head, batch, _target_rows(batch))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -214,7 +222,9 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     if r <= 0:
         raise ValueError(f"lr * weight_decay is {lr * weight_decay}, but must be below 1: the weights would vanish or flip")
     R = _target_rows(batch)
-    H, Y, P, g_s, g_q, g_c, unique, inverse, present = batch
+    H, Y, P, g_s, g_q, g_c, unique, inverse, present, revision = batch
+    if revision != head.revision:  # rows of V have been written since the forward pass
+        present = None
     if max_grad_norm is not None:
         scale = (max_grad_norm / (_grad_norm(head, batch, R) + 1e-6)).clamp_max(1).to(R.dtype)
         Y, P, g_s, g_q, g_c, R = (x * scale for x in (Y, P, g_s, g_q, g_c, R))
@@ -243,7 +253,8 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     head.log_condition += _log_condition(norm, bool((g_q >= 0).all())) if norm < LARGE_STEP else math.inf
     head.U.subtract_(times_A(head.U.value))
     head.U.scale_(r)
-    if head.log_condition > math.log(MAX_CONDITION):
+    head.log_scale += math.log(r)
+    if head.log_condition > math.log(MAX_CONDITION) or abs(head.log_scale) > math.log(MAX_SHRINKAGE):
         head.close_frame()
         present, increments = None if present is None else present @ head.past[-1], R  # U^-1 is the identity
     else:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spherical_loss.base import Loss
 from spherical_loss.heads.base import CHUNK, Head, TopK
+from spherical_loss.heads.factored import FactoredHead
 
 
 class FaissIndex:
@@ -34,6 +35,11 @@ class FaissIndex:
 
     def __init__(self, head: Head, factory: str = "IVF1024,Flat", nprobe: int = 32) -> None:
         faiss = _faiss()
+        if isinstance(head, FactoredHead) and head.shard.group is not None:
+            raise ValueError(
+                f"a rank of a sharded head has {len(head.shard)} of the {head.num_classes} rows only: load its checkpoint into "
+                "a head without a group, and index that one, or use head.topk"
+            )
         self.head = head
         self.width = head.dense_rows(slice(0, 1)).shape[1]
         self.index = faiss.index_factory(self.width, factory, faiss.METRIC_INNER_PRODUCT)
