@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -85,11 +86,11 @@ def test_diverging_trials_are_infinitely_bad(tmp_path: Path, monkeypatch: pytest
     import dataclasses
 
     monkeypatch.setitem(TASKS, "digits", dataclasses.replace(TASKS["digits"], lr_range=(1e-3, 1e6)))
-    monkeypatch.setattr(tune, "open_values", lambda task, loss: {"lr": 1e5})
+    monkeypatch.setattr(tune, "open_values", lambda task, loss, settings: {"lr": 1e5})
     assert tune_digits(tmp_path, "mse", 2) == 1  # both diverge
     assert not (tmp_path / "tuned.json").exists()
     assert all(trial.value == math.inf for trial in study(tmp_path, "mse").get_trials(states=(TrialState.COMPLETE,)))
-    monkeypatch.setattr(tune, "open_values", lambda task, loss: {"lr": 1e-2})
+    monkeypatch.setattr(tune, "open_values", lambda task, loss, settings: {"lr": 1e-2})
     assert tune_digits(tmp_path, "mse", 12) == 0
     assert json.loads((tmp_path / "tuned.json").read_text())["digits"]["mse"]["values"]["lr"] < 1
 
@@ -157,3 +158,10 @@ cli.main(sys.argv[1:])
     finished = study(tmp_path, "taylor").get_trials(states=(TrialState.COMPLETE,))
     assert running.params in [trial.params for trial in finished]
     assert len(finished) == 5
+
+
+def test_what_is_given_is_not_searched() -> None:
+    task = TASKS["ptb"]
+    trial = optuna.trial.FixedTrial({"lr": 0.5, "width": 500})
+    found = tune.suggested(trial, task, "taylor", dataclasses.replace(task.settings, layers=2))
+    assert (found.lr, found.layers, found.width) == (0.5, 2, 500)

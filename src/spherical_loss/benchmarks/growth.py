@@ -36,7 +36,7 @@ def others(name: str) -> str:
 
 
 def dense_seconds(D: int) -> float:
-    step, data = peers.dense_softmax(300, D), batches(250, 300, D)
+    step, data = peers.dense_softmax(BASE["d"], D), batches(BASE["N"], BASE["d"], D)
     return interleaved({"dense": lambda: step(*next(data))}, repeats=3)["dense"].median
 
 

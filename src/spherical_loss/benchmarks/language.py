@@ -11,18 +11,20 @@ from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
 from spherical_loss.benchmarks.timing import Work, interleaved, readable, show
 from spherical_loss.experiments.language import LanguageModel, language_optimizer
 from spherical_loss.experiments.settings import LanguageSettings
+from spherical_loss.experiments.tasks import RATES
 
 N, D = 250, 115_517
 OUTPUT_GOAL, STEP_GOAL = 50.0, 10.0
 TURNS = 20  # steps of ours beside one of the slow one, each timed by itself
-RATES = {"softmax": (0.3, 1.0), "taylor": (1.0, 30.0)}  # lr and output rate
+PART_NAMES = {"output": "output layer", "whole": "whole step"}
 
 
 class Step:
     """Training steps of the whole model, or of its output layer alone, on words as frequent as words are."""
 
-    def __init__(self, loss: Loss, head: str, width: int, rates: tuple[float, float]) -> None:
-        settings = LanguageSettings(lr=rates[0], output_rate=rates[1], layers=1, width=width)
+    def __init__(self, name: str, loss: Loss, head: str, width: int) -> None:
+        rates = RATES[name]
+        settings = LanguageSettings(lr=rates["lr"], output_rate=rates["output_rate"], layers=1, width=width)
         self.network, self.loss = LanguageModel(D, settings, head), loss
         frequencies = 1 / torch.arange(1.0, D + 1)
         self.network.head.set_bias(loss.prior_bias(frequencies))
@@ -59,8 +61,8 @@ class Step:
 
 def compared(width: int, part: str, goal: float, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    ours = Step(TaylorSoftmaxLoss(), "factored", width, RATES["taylor"])
-    dense = Step(SoftmaxLoss(), "dense", width, RATES["softmax"])
+    ours = Step("taylor", TaylorSoftmaxLoss(), "factored", width)
+    dense = Step("softmax", SoftmaxLoss(), "dense", width)
 
     work: dict[str, Work] = {"dense": getattr(dense, part), "ours": getattr(ours, part)}
     times = interleaved(work, repeats, turns={"ours": TURNS})
@@ -73,7 +75,7 @@ def run() -> list[dict[str, Any]]:
     rows = [compared(width, part, goal, 5) for width in (300, 1000) for part, goal in goals.items()]
     table = [
         [
-            {"output": "output layer", "whole": "whole step"}[row["part"]],
+            PART_NAMES[row["part"]],
             f"{row['d']}",
             readable(row["dense"].median),
             readable(row["ours"].median),

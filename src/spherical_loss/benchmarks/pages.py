@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from spherical_loss.benchmarks import crossover
+from spherical_loss.benchmarks.language import PART_NAMES
+from spherical_loss.benchmarks.steps import Row
 from spherical_loss.benchmarks.timing import RESULTS, readable
 from spherical_loss.experiments.paper import TABLES
-
-Row = dict[str, Any]
 
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "ptb": 10_000, "one-billion-word": 10_000}
 
@@ -81,8 +81,8 @@ def refactoring(measured: dict[str, Any]) -> str:
     when = "came by itself after" if found["by_itself"] else "was not due before"
     return (
         f"At N={ours['N']}, d={ours['d']}, D={ours['D']:,} refactoring took {readable(found['duration'])}, and {when} "
-        f"{found['steps']:,} steps on batches that repeat: {found['share']:.1%} of the time. A step between two "
-        f"of them reaches {ours['of_matmul']:.0%} of the machine's rate of matrix products, because its own are small."
+        f"{found['steps']:,} steps with 16 batches for ever at a rate of {found['lr']:,g}: {found['share']:.1%} of the time. "
+        f"A step of the benchmark reaches {ours['of_matmul']:.0%} of the machine's rate of matrix products: its own are small."
     )
 
 
@@ -112,6 +112,8 @@ def side_by_side(rows: list[Row]) -> str:
 
 
 def contender(row: Row) -> list[str]:
+    if row["memory"] is None:
+        return [row["name"], row["kind"], "needs a newer torch", "", ""]
     if row["seconds"] is None:
         return [row["name"], row["kind"], "does not fit", "", f"{row['memory'] / 1e9:.3g} GB at least"]
     median, low, high = (readable(t) for t in row["seconds"])
@@ -130,9 +132,9 @@ def growth(rows: list[Row]) -> str:
 
 
 def language(rows: list[Row]) -> str:
-    names = {"output": "output layer", "whole": "whole step"}
     cells = [
-        [names[r["part"]], str(r["d"]), readable(r["dense"][0]), readable(r["ours"][0]), f"{r['ratio']:.0f}x"] for r in rows
+        [PART_NAMES[r["part"]], str(r["d"]), readable(r["dense"][0]), readable(r["ours"][0]), f"{r['ratio']:.0f}x"]
+        for r in rows
     ]
     return markdown(["", "hidden units", "dense softmax", "FactoredHead, Taylor softmax", "ratio"], cells)
 

@@ -32,7 +32,8 @@ def measure(parts: Sequence[str], results: Path) -> Path:
     """Run these parts and put their figures beside those of other parts; the file is written after each."""
     results.mkdir(parents=True, exist_ok=True)
     path = results / "bench.json"
-    measured = json.loads(path.read_text()) if path.exists() else {}
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    measured = {name: stored[name] for name in PARTS if name in stored}
     measured["machine"] = {
         "processor": platform.machine(),
         "threads": torch.get_num_threads(),
@@ -41,7 +42,8 @@ def measure(parts: Sequence[str], results: Path) -> Path:
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {measured['machine']['capability']}")
     for name in parts:
-        measured[name] = PARTS[name](results)
+        if figures := PARTS[name](results):  # none of a part that was left out
+            measured[name] = figures
         path.write_text(json.dumps(measured, indent=1) + "\n")
-    print_summary({name: measured[name] for name in parts})
+    print_summary({name: measured[name] for name in parts if name in measured})
     return path

@@ -41,6 +41,6 @@ def refactoring(step: FactoredStep, most: int = 20_000) -> Row:
         seconds.append(time.perf_counter() - start)
     duration, steps, share = seconds[-1], len(seconds), seconds[-1] / sum(seconds)
     how = "by itself" if by_itself else "not due yet"
-    print(f"  refactoring took {duration:.2g} s after {steps:,} steps ({how}) at lr={STRESS:g}: {share:.2%}")
-    mean = sum(seconds[:-1]) / (steps - 1)
-    return {"duration": duration, "steps": steps, "share": share, "by_itself": by_itself, "mean_step": mean}
+    lr = step.optimizer.param_groups[0]["lr"]
+    print(f"  refactoring took {duration:.2g} s after {steps:,} steps ({how}) at lr={lr:g}: {share:.2%}")
+    return {"duration": duration, "steps": steps, "share": share, "by_itself": by_itself, "lr": lr}

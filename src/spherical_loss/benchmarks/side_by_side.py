@@ -116,7 +116,7 @@ def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
 
 
 def step_bytes(N: int, d: int) -> float:
-    """Bytes that a step must read or write at least: N rows of V and N x d vectors, and Q, U (float64) and U^-1 (float32)."""
+    """Bytes that a step must read or write at least: N rows of V, N x d vectors, Q and U (two matrices each) and U^-1."""
     return 2 * 4 * 3 * N * d + 2 * (8 + 8 + 4) * d * d
 
 

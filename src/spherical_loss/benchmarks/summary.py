@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from spherical_loss.benchmarks.language import PART_NAMES
+from spherical_loss.benchmarks.steps import WORD_MODEL
 from spherical_loss.benchmarks.timing import show
 
 Line = tuple[str, str, str]
@@ -30,7 +32,7 @@ def summary(measured: dict[str, Any]) -> Iterator[Line]:
             yield (
                 f"GramHead's memory beyond weights and gradient, of the logits ({size})",
                 f"{row['memory']:.1%}",
-                f"{MEMORY:.0%}",
+                f"{MEMORY:.0%} at most",
             )
         else:
             yield f"{row['name']} / GramHead ({size})", f"{row['ratio']:.1f}x", f"{GRAM_GOALS[row['N']]:g}x"
@@ -39,11 +41,12 @@ def summary(measured: dict[str, Any]) -> Iterator[Line]:
             size, goal = f"N={row['N']}, d={row['d']}, D={row['D']:,}", FACTORED_GOALS[row["name"]]
             yield f"{row['name']} / FactoredHead ({size})", f"{row['ratio']:,.2f}x", f"{goal:,g}x"
     for row in measured.get("refactoring", []):
-        yield "share of the time for refactoring (the same size)", f"{row['share']:.1%}", f"{REFACTORING:.0%}"
+        N, d, D = WORD_MODEL
+        yield f"share of the time for refactoring (N={N}, d={d}, D={D:,})", f"{row['share']:.1%}", f"{REFACTORING:.0%} at most"
     if by_D := {row["D"]: row["seconds"] for row in measured.get("growth", []) if row["sweep"] == "D"}:
         spread = max(by_D.values()) / min(by_D.values())
-        yield f"FactoredHead: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}", f"{spread:.2f}x", f"{GROWTH}x"
+        yield f"FactoredHead: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}", f"{spread:.2f}x", f"{GROWTH}x at most"
     for row in measured.get("language", []):
-        part = {"output": "output layer", "whole": "whole step"}[row["part"]]
+        part = PART_NAMES[row["part"]]
         size = f"N={row['N']}, d={row['d']}, D={row['D']:,}"
         yield f"language model, {part}: dense softmax / factored ({size})", f"{row['ratio']:.0f}x", f"{row['goal']:g}x"

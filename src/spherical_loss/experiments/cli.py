@@ -200,7 +200,7 @@ class Bench:
     """Measure the losses and heads side by side with what people use instead; the whole takes some twenty minutes."""
 
     parts: tuple[str, ...]
-    """What to measure, of: losses, gram, factored, side-by-side, growth, mnist, language, quality."""
+    """What to measure, of: losses, gram, side-by-side, refactoring, growth, mnist, language, quality."""
     results: Path = Path("results")
     """Where the figures (bench.json, beside those of other parts) and the pictures go."""
 

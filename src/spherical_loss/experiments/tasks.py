@@ -63,9 +63,8 @@ class Task:
 def open_values(task: str, loss: str, settings: Settings) -> dict[str, Any]:
     """Values for what ``settings`` leave open: the task's and the loss's defaults, and over them the tuned ones."""
     entry = TASKS[task]
-    values = {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **tuned_values(task, loss)}
-    shallow = getattr(settings, "layers", None) == 0
-    return {**values, **entry.shallow.get(loss, {})} if shallow else values
+    shallow = entry.shallow.get(loss, {}) if getattr(settings, "layers", None) == 0 else {}
+    return {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **shallow, **tuned_values(task, loss)}
 
 
 @lru_cache(maxsize=1)

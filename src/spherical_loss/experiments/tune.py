@@ -108,13 +108,15 @@ def database_errors(storage: str | None) -> Iterator[None]:
 
 
 def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) -> Settings:
-    """``settings`` with the trial's values: learning rate, the loss's options, and what the task says is to be searched."""
+    """``settings`` with the trial's values: learning rate, the loss's options, and of what the task says is to be searched,
+    such as layers and widths, that which ``settings`` leave open."""
     low, high = task.lr_range
     values: dict[str, Any] = {"lr": trial.suggest_float("lr", low, high, log=True)}
     for key, (a, b) in LOSSES[loss].search.items():
         values[key] = trial.suggest_float(key, a, b, log=True)
     for key, (first, last) in task.search.items():
-        values[key] = trial.suggest_int(key, first, last, log=True)
+        if getattr(settings, key) is None:
+            values[key] = trial.suggest_int(key, first, last, log=True)
     # Rounded, so that the stored values are exactly those of the run that was measured.
     exact: dict[str, Any] = {key: rounded(value) for key, value in values.items()}
     return dataclasses.replace(settings, **exact)
