@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FixedTrial, TrialState
 
 from spherical_loss.experiments import cli, compare, tune, tuned
 from spherical_loss.experiments.tasks import TASKS
@@ -162,6 +162,6 @@ cli.main(sys.argv[1:])
 
 def test_what_is_given_is_not_searched() -> None:
     task = TASKS["ptb"]
-    trial = optuna.trial.FixedTrial({"lr": 0.5, "width": 500})
+    trial = FixedTrial({"lr": 0.5, "width": 500})
     found = tune.suggested(trial, task, "taylor", dataclasses.replace(task.settings, layers=2))
     assert (found.lr, found.layers, found.width) == (0.5, 2, 500)
