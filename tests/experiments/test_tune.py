@@ -27,8 +27,6 @@ def tune_digits(folder: Path, loss: str, trials: int, *options: str) -> int:
 
 
 def study(folder: Path, loss: str):
-    import dataclasses
-
     settings = dataclasses.replace(TASKS["digits"].settings, epochs=1, batch_size=200)
     return tune.open_study("digits", cli.Tune(settings, loss, runs=1, out=folder / "runs"))
 
