@@ -24,6 +24,7 @@ from spherical_loss.experiments.tables import (
     mean_text,
     of_loss,
     paired_row,
+    significant,
 )
 from spherical_loss.experiments.time_curves import time_curve
 
@@ -152,7 +153,10 @@ def gap_cells(found: Sequence[Gap]) -> Cells:
             row += (
                 ["-", "-"]
                 if gap is None
-                else [f"{gap.mean:.3g}", "-" if gap.bounds is None else f"{gap.bounds[0]:.3g} to {gap.bounds[1]:.3g}"]
+                else [
+                    significant(gap.mean, 3),
+                    "-" if gap.bounds is None else " to ".join(significant(x, 3) for x in gap.bounds),
+                ]
             )
             pairs = max(pairs, gap.n if gap else 0)
         rows.append([label_text(label), f"{D:,}", str(pairs), *row])

@@ -104,6 +104,15 @@ def by_seed(results: dict[int, dict[str, Any]], metric: str) -> dict[int, float]
     return {seed: x for seed, x in found.items() if x is not None}
 
 
+def significant(x: float, digits: int) -> str:
+    """So many digits, and of a large number all before the point.
+
+    >>> significant(0.0123456, 3), significant(12543.2, 3)
+    ('0.0123', '12,543')
+    """
+    return f"{x:.{digits}g}" if abs(x) < 10**digits else f"{x:,.0f}"
+
+
 def mean_text(values: Sequence[float], column: Column) -> str:
     """Mean (standard deviation), as the paper has it; the deviation from two runs on.
 
@@ -113,7 +122,7 @@ def mean_text(values: Sequence[float], column: Column) -> str:
     if not values:
         return "-"
     factor = 100 if column.percent else 1
-    mean = f"{factor * statistics.fmean(values):.{column.digits}g}"
+    mean = significant(factor * statistics.fmean(values), column.digits)
     return mean if len(values) < 2 else f"{mean} ({factor * statistics.stdev(values):.{column.digits}g})"
 
 
@@ -122,7 +131,7 @@ def interval_text(values: Sequence[float], column: Column) -> str:
     if bounds is None:
         return "-"
     factor = 100 if column.percent else 1
-    return " to ".join(f"{factor * x:.{column.digits}g}" for x in bounds)
+    return " to ".join(significant(factor * x, column.digits) for x in bounds)
 
 
 def figure_text(figure: Figure | None, column: Column) -> str:
@@ -130,7 +139,7 @@ def figure_text(figure: Figure | None, column: Column) -> str:
     if figure is None:
         return "-"
     factor = 100 if column.percent else 1
-    text = f"{factor * figure.mean:.{column.digits}g}"
+    text = significant(factor * figure.mean, column.digits)
     return text if figure.deviation is None else f"{text} ({factor * figure.deviation:.3g})"
 
 
@@ -208,7 +217,7 @@ def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Res
 
 
 def difference_text(x: float, metric: str) -> str:
-    return f"{100 * x:.3g} %" if metric in ("error", "top5", "top10") else f"{x:.3g}"
+    return f"{100 * x:.3g} %" if metric in ("error", "top5", "top10") else significant(x, 3)
 
 
 def comparison_row(text: str, found: Comparison, metric: str) -> list[str]:
