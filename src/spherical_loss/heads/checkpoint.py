@@ -29,12 +29,7 @@ def save_checkpoint(head: FactoredHead, folder: str | Path) -> None:
     """Write the head; it is refactored first, so that W alone is to be saved."""
     head.refactor()
     with _one_process_is_meant(head):
-        save(
-            {"layout": torch.tensor(head.layout()), **_state(head)},
-            checkpoint_id=folder,
-            process_group=head.shard.group,
-            no_dist=head.shard.group is None,
-        )
+        save({"layout": torch.tensor(head.layout()), **_state(head)}, **_place(head, folder))
 
 
 @torch.no_grad()
