@@ -1,7 +1,8 @@
 """The head whose training step costs O(N d^2), whatever the number of classes.
 
 Reference: P. Vincent, A. de Brebisson, X. Bouthillier, Efficient Exact Gradient Update for Training Deep Networks with Very
-Large Sparse Targets, 2015, arXiv 1412.7091. The step itself is in :mod:`spherical_loss.heads.factored_sgd`.
+Large Sparse Targets, 2015, arXiv 1412.7091. Forward and backward pass are in :mod:`spherical_loss.heads.factored_statistics`,
+the step is in :mod:`spherical_loss.heads.factored_sgd`.
 
 The representation. With the bias as one more column of W, and the hidden vectors extended by a one,
 
@@ -23,7 +24,7 @@ written, at the price of one d x d product. After ``MAX_FRAMES`` frames all rows
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,25 +32,11 @@ from torch import Tensor
 
 from spherical_loss.base import Loss
 from spherical_loss.heads.accumulator import Accumulator
-from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std, selected, weighted_sum
+from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std
+from spherical_loss.heads.factored_statistics import Backward, FactoredStatistics
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
-
-
-class Backward(NamedTuple):
-    """What a backward pass leaves for the step; N examples, K targets each, d counts the bias column."""
-
-    H: Tensor  # (N, d) hidden vectors
-    Y: Tensor  # (N, d) 2 g_q Q h + P: the gradient of the hidden vector without the part of s
-    P: Tensor  # (N, d) sum_k g_c W_c
-    g_s: Tensor  # (N,)
-    g_q: Tensor  # (N,)
-    g_c: Tensor  # (N, K)
-    unique: Tensor  # the classes that occur
-    inverse: Tensor  # (N, K) where each target stands among them
-    present: Tensor | None = None  # the rows of V of those classes, where they are at hand, as they were in the forward pass
-    revision: int = -1  # that of the head at that time
 
 
 class FactoredHead(Head):
@@ -126,7 +113,7 @@ class FactoredHead(Head):
 
     def statistics(self, H: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
-        return _FactoredStatistics.apply(H, torch.empty(0, requires_grad=self.training), self, classes)
+        return FactoredStatistics.apply(H, torch.empty(0, requires_grad=self.training), self, classes)
 
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
@@ -385,38 +372,3 @@ def _transformed(rows: Tensor, frames: Tensor, transforms: Tensor) -> Tensor:
         if len(part):
             torch.mm(part, transform, out=into)
     return rows.index_copy_(0, order, out)
-
-
-class _FactoredStatistics(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, H: Tensor, anchor: Tensor, head: FactoredHead, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with full_precision(H.device):
-            X = head.extended(H)
-            HQ = X @ head.Q.value
-            unique, inverse = classes.unique(return_inverse=True)
-            present = head.present(unique) if head.shard.group is None else None
-            W_c = selected(head.distant_rows(unique) if present is None else head.dense(present), inverse)
-            s, q = X @ head.w.to(X.dtype), (X * HQ).sum(1)
-            o_c = (W_c * X.unsqueeze(1)).sum(2)
-        ctx.save_for_backward(X, HQ, W_c, unique, inverse, present)
-        ctx.head, ctx.steps, ctx.edits, ctx.revision, ctx.dtype = head, head.steps, head.edits, head.revision, H.dtype
-        precise = statistics_dtype(H.device)
-        return s.to(precise), q.to(precise), o_c.to(precise)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
-        head: FactoredHead = ctx.head
-        if (head.steps, head.edits) != (ctx.steps, ctx.edits):
-            what = f"took {head.steps - ctx.steps} steps" if head.edits == ctx.edits else "was given other weights"
-            raise RuntimeError(f"the head {what} between this forward pass and its backward pass; run the forward pass again")
-        X, HQ, W_c, unique, inverse, present = ctx.saved_tensors
-        g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
-        with full_precision(X.device):
-            P = weighted_sum(g_c, W_c)
-            Y = torch.addcmul(P, HQ, 2 * g_q.unsqueeze(1))
-            if head.training:
-                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse, present, ctx.revision))
-            d = head.in_features
-            grad_H = torch.addr(Y[:, :d], g_s, head.w[:d].to(X.dtype)).to(ctx.dtype)
-        return grad_H, None, None, None

@@ -31,7 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, selected, target_rows, weighted_sum
-from spherical_loss.heads.factored import Backward, FactoredHead
+from spherical_loss.heads.factored import FactoredHead
+from spherical_loss.heads.factored_statistics import Backward
 from spherical_loss.heads.shard import Shard
 
 MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
