@@ -128,6 +128,27 @@ def test_every_head_gives_the_same_losses(texts: Path, loss: str, layers: int) -
             assert ends[head][metric] == (value if value is None else pytest.approx(value, rel=2e-3, abs=6e-3)), metric
 
 
+def test_a_step_with_a_closure_is_the_same_step(texts: Path) -> None:
+    ends = []
+    for with_closure in (False, True):
+        network, loss, optimizer, splits = start(make_run(head="factored"))
+        batch = splits.train.batch(torch.arange(20))
+
+        def closure(network=network, loss=loss, optimizer=optimizer, batch=batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            value = network.objective(*batch, loss)
+            value.backward()
+            return value.detach()
+
+        if with_closure:
+            assert float(optimizer.step(closure)) > 0
+        else:
+            closure()
+            optimizer.step()
+        ends.append([network.head.weight, network.embedding.weight])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 @pytest.mark.parametrize("head", ["gram", "factored"])
 def test_neither_training_nor_validation_loss_computes_the_logits(
     texts: Path, head: str, monkeypatch: pytest.MonkeyPatch

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from spherical_loss.benchmarks import losses, parts, peers, quality, side_by_side
+from spherical_loss.benchmarks import losses, parts, peers, publish, quality, side_by_side
 from spherical_loss.experiments import cli, data
 
 
@@ -71,6 +72,32 @@ def test_bench_measures_the_parts_that_are_named(monkeypatch: pytest.MonkeyPatch
     measured = json.loads((tmp_path / "bench.json").read_text())
     assert measured["losses"] == [{"name": "a", "seconds": 1.0}]
     assert measured["gram"] == [{"name": "before"}]
+
+
+def test_without_linux_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cli.main(["bench", "--parts", "losses", "--results", str(tmp_path)]) == 1
+    assert "needs Linux" in capsys.readouterr().err
+
+
+def test_publishing_names_the_parts_that_were_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(publish, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match="no figures of losses, gram"):
+        publish.stored_figures()
+    (tmp_path / "bench.json").write_text(json.dumps({part: [{}] for part in parts.PARTS}))
+    with pytest.raises(SystemExit, match=r"python -m spherical_loss\.benchmarks\.crossover"):
+        publish.stored_figures()
+
+
+def test_losses_are_compared_in_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(losses.TARGETS, (4, 7), (1.0, None))
+    monkeypatch.setattr(losses, "compiled_cross_entropy", lambda: None)  # needs a C++ compiler, and a minute
+    rows = losses.compare(4, 7, repeats=3, peer_repeats=2)
+    names = [row["name"] for row in rows]
+    assert len(names) == len(set(names))
+    assert names[0] == losses.REFERENCE
+    assert {"TaylorSoftmaxLoss", "naive Taylor softmax", "entmax.sparsemax_loss"} <= set(names)
+    assert all(row["seconds"].median > 0 for row in rows)
 
 
 def test_an_unknown_part_lists_the_valid_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ import math
 
 import torch
 
-from spherical_loss import DenseHead, GramHead, TaylorSoftmaxLoss
-from spherical_loss.benchmarks.steps import FactoredStep, Row, batches, learning_rate
+from spherical_loss import DenseHead, GramHead
+from spherical_loss.benchmarks.steps import FactoredStep, Row, batches, learning_rate, parameter_step
 from spherical_loss.benchmarks.timing import RESULTS, Work, interleaved, readable, show
 from spherical_loss.heads.dense import ParameterHead
 
@@ -24,25 +24,14 @@ PAIRS = [("dense", "gram"), ("dense", "factored"), ("gram", "factored")]
 CLEAR = 3.0  # once the factored head is this many times faster than both others, a larger D brings nothing new
 
 
-class ParameterStep:
-    """A training step of a head with ordinary weights."""
-
-    def __init__(self, Head: type[ParameterHead], N: int, d: int, D: int, lr: float) -> None:
-        self.head, self.loss, self.batches = Head(d, D, init="zero"), TaylorSoftmaxLoss(), batches(N, d, D)
-        self.optimizer = torch.optim.SGD(self.head.parameters(), lr)
-
-    def __call__(self) -> None:
-        hidden, target = next(self.batches)
-        self.optimizer.zero_grad()
-        self.loss(self.head(hidden, target)).backward()
-        self.optimizer.step()
-
-
 def measure(N: int, d: int, D: int, repeats: int) -> Row:
-    lr = learning_rate(d, D)
+    def on_batches(head: ParameterHead) -> Work:
+        step, data = parameter_step(head, learning_rate(d, D)), batches(N, d, D)
+        return lambda: step(*next(data))
+
     steps: dict[str, Work] = {
-        "dense": ParameterStep(DenseHead, N, d, D, lr),
-        "gram": ParameterStep(GramHead, N, d, D, lr),
+        "dense": on_batches(DenseHead(d, D, init="zero")),
+        "gram": on_batches(GramHead(d, D, init="zero")),
         "factored": FactoredStep(N, d, D),
     }
     return {"threads": torch.get_num_threads(), "N": N, "d": d, "D": D, **interleaved(steps, repeats, warmup=2)}

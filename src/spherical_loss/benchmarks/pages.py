@@ -32,7 +32,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     crossings: list[Row] = json.loads((RESULTS / "crossover.json").read_text())
     parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "quality": quality}
     return {
-        **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items() if measured.get(name)},
+        **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),

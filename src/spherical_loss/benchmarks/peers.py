@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spherical_loss.benchmarks.steps import Step
 from spherical_loss.experiments.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
-
-Step = Callable[[Tensor, Tensor], object]
 
 
 def dense_softmax(d: int, D: int, lr: float = 0.1) -> Step:

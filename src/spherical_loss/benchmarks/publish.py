@@ -6,10 +6,12 @@ Each table stands between ``<!-- name -->`` and ``<!-- end name -->``; nothing b
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from spherical_loss.benchmarks import losses, pages, scale
 from spherical_loss.benchmarks.pages import markdown
+from spherical_loss.benchmarks.parts import PARTS
 from spherical_loss.benchmarks.summary import FACTORED_GOALS
 from spherical_loss.benchmarks.timing import RESULTS, readable
 from spherical_loss.experiments.marks import replace_marked
@@ -49,8 +51,19 @@ def compared(row: dict[str, Any], ours: str) -> list[str]:
     return [size, row["name"], speed(row), ours, f"**{pages.ratio(row)}x**"]
 
 
+def stored_figures() -> dict[str, Any]:
+    """The figures of all parts."""
+    path = RESULTS / "bench.json"
+    measured = json.loads(path.read_text()) if path.exists() else {}
+    if missing := [part for part in PARTS if part not in measured]:
+        sys.exit(f"{path} has no figures of {', '.join(missing)}: spherical-loss bench --parts {' '.join(missing)}")
+    if not (RESULTS / "crossover.json").exists():
+        sys.exit(f"{RESULTS / 'crossover.json'} is not there: python -m spherical_loss.benchmarks.crossover")
+    return measured
+
+
 def main() -> None:
-    measured = json.loads((RESULTS / "bench.json").read_text())
+    measured = stored_figures()
     replace_marked(ROOT / "README.md", "losses", losses_table(measured["losses"]))
     replace_marked(ROOT / "README.md", "heads", heads_table(measured["gram"], measured["side-by-side"]))
     options = scale.parser_of_options().parse_args([])

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss import GramHead, TaylorSoftmaxLoss
+from spherical_loss import GramHead
 from spherical_loss.benchmarks import peers
-from spherical_loss.benchmarks.steps import WORD_MODEL, FactoredStep, Row, batches, step_flops
+from spherical_loss.benchmarks.steps import WORD_MODEL, FactoredStep, Row, Step, batches, parameter_step, step_flops
 from spherical_loss.benchmarks.timing import copy_rate, interleaved, matmul_rate, peak_memory, readable, show
 
 Size = tuple[int, int, int]
@@ -29,20 +29,8 @@ SIZES: dict[str, Size] = {  # N, d, D
 SECONDS = 5.0  # of a peer's repetitions, about
 
 
-def gram_step(d: int, D: int) -> peers.Step:
-    head, loss = GramHead(d, D), TaylorSoftmaxLoss()
-    optimizer = torch.optim.SGD(head.parameters(), 0.1)
-
-    def step(hidden: Tensor, target: Tensor) -> None:
-        optimizer.zero_grad()
-        loss(head(hidden, target)).backward()
-        optimizer.step()
-
-    return step
-
-
-CONTENDERS: dict[str, tuple[str, Callable[[int, int], peers.Step]]] = {
-    "GramHead + Taylor softmax + SGD": ("exact", gram_step),
+CONTENDERS: dict[str, tuple[str, Callable[[int, int], Step]]] = {
+    "GramHead + Taylor softmax + SGD": ("exact", lambda d, D: parameter_step(GramHead(d, D), 0.1)),
     "dense + cross-entropy + SGD": ("exact", peers.dense_softmax),
     "F.linear_cross_entropy + SGD": ("exact", peers.fused_softmax),
     "nn.AdaptiveLogSoftmaxWithLoss": ("another model", peers.adaptive_softmax),
@@ -87,7 +75,7 @@ def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS) -> lis
     return [{**same, "name": "FactoredHead + Taylor softmax", "kind": "exact", **limits(ours, N, d, rows)}, *rows]
 
 
-def against(ours: FactoredStep, step: peers.Step, data: Iterator[tuple[Tensor, Tensor]], seconds: float) -> Row:
+def against(ours: FactoredStep, step: Step, data: Iterator[tuple[Tensor, Tensor]], seconds: float) -> Row:
     """A peer in turns with ours: as often as ``seconds`` allow, and ours several times beside a slow one."""
 
     def peer() -> None:

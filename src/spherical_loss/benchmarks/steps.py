@@ -1,16 +1,20 @@
-"""The training step that the benchmarks measure, and its data."""
+"""The training steps of our heads that the benchmarks measure, and their data."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss
+from spherical_loss.heads.dense import ParameterHead
 
 Row = dict[str, Any]
+Step = Callable[[Tensor, Tensor], object]
 
 WORD_MODEL = (250, 300, 793_471)  # N, d, and the vocabulary of One Billion Word
 
@@ -31,6 +35,18 @@ def batches(N: int, d: int, D: int, seed: int = 0, count: int = 16) -> Any:
     u = torch.rand(max(N, 2**21 // N * N), generator=generator, dtype=torch.float64)
     targets = (torch.exp(u * math.log(D + 1)).long() - 1).clamp_(0, D - 1).split(N)
     return zip(itertools.cycle(hidden), itertools.cycle(targets), strict=False)
+
+
+def parameter_step(head: ParameterHead, lr: float) -> Step:
+    """A training step of a head with ordinary weights."""
+    loss, optimizer = TaylorSoftmaxLoss(), torch.optim.SGD(head.parameters(), lr)
+
+    def step(hidden: Tensor, target: Tensor) -> None:
+        optimizer.zero_grad()
+        loss(head(hidden, target)).backward()
+        optimizer.step()
+
+    return step
 
 
 class FactoredStep:

@@ -114,12 +114,13 @@ class FactoredAndTrunkSGD(torch.optim.SGD):
         self.factored.zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        value = super().step(closure)  # a closure makes the gradients of both
         self.factored.param_groups[0]["lr"] = self.param_groups[0]["lr"] * self.output_rate
         try:
             self.factored.step()
         except ValueError as error:  # a step so large that it erases a direction of W
             raise FloatingPointError(str(error)) from error
-        return super().step(closure)
+        return value
 
 
 def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> torch.optim.Optimizer:
