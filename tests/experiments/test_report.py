@@ -114,6 +114,13 @@ def test_the_table_has_the_runs_closest_to_the_paper() -> None:
     assert covered.conditions["epochs"] == 2  # a single loss is no table
 
 
+def test_the_table_has_the_longest_runs() -> None:
+    short, longer = errors("taylor", 0.02, 0.03, 0.01, epochs=3), errors("taylor", 0.01, epochs=6)
+    for lines in ((*short, *longer), (*longer, *short)):
+        first, other = table_groups("mnist-random-splits", runs_of(*lines))
+        assert (first.conditions["epochs"], other.conditions["epochs"]) == (6, 3)
+
+
 def test_of_several_rates_the_one_with_the_most_runs_is_shown() -> None:
     group = group_of(runs_of(*errors("taylor", 0.01, 0.02, lr=0.1), *errors("taylor", 0.001, lr=0.5)))
     assert [(run.seed, run.settings["lr"]) for run in group.runs] == [(0, 0.1), (1, 0.1)]

@@ -110,14 +110,15 @@ def validation(runs: Sequence[StoredRun]) -> float:
 
 def table_groups(name: str, runs: Sequence[StoredRun]) -> list[Group]:
     """The runs that belong to a table of the paper, the ones for it first: those of most of its losses, under the conditions
-    that differ least from the paper's, and of those the most."""
+    that differ least from the paper's, of those the ones that were trained for the longest, and of those the most."""
     table = TABLES[name]
     mine = [run for run in runs if table_of(run.task, SimpleNamespace(**run.settings)) is table]
     groups = [group_of(part) for part in grouped(mine)]
 
-    def rank(group: Group) -> tuple[int, int, int]:
+    def rank(group: Group) -> tuple[int, int, int, int]:
         covered = {run.loss for run in group.runs if run.finished} & set(table.losses)
-        return -len(covered), max(len(differences(run, table)) for run in group.runs), -finished(group.runs)
+        different = max(len(differences(run, table)) for run in group.runs)
+        return -len(covered), different, -group.conditions["epochs"], -finished(group.runs)
 
     return sorted(groups, key=rank)
 
