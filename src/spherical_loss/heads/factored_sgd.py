@@ -302,8 +302,9 @@ def _settle(head: FactoredHead) -> None:
 
 def _not_finite(batch: Backward) -> str:
     names = {"the hidden vectors": batch.H, "g_s": batch.g_s, "g_q": batch.g_q, "g_c": batch.g_c}
-    bad = [name for name, x in names.items() if not bool(x.isfinite().all())] or ["the update"]
+    bad = {name: (~x.isfinite()).reshape(len(x), -1).any(1).nonzero().flatten().tolist() for name, x in names.items()}
+    found = [f"{name} of {len(rows)} of {len(batch.H)} examples, first {rows[0]}" for name, rows in bad.items() if rows]
     return (
-        f"NaN or infinity in {' and '.join(bad)}: the head was left as it was; "
+        f"NaN or infinity in {' and '.join(found or ['the update'])}: the head was left as it was; "
         "call zero_grad() and skip this batch, or lower the learning rate"
     )
