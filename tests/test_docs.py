@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import io
-import json
 import re
 import shlex
 import subprocess
@@ -15,8 +14,7 @@ import torch
 from sphinx.util.inventory import InventoryFile
 
 import spherical_loss
-from spherical_loss.benchmarks import pages
-from spherical_loss.benchmarks.timing import RESULTS
+from spherical_loss.benchmarks import publish
 from spherical_loss.experiments import cli, collect, download, report, tune
 from spherical_loss.heads import checkpoint
 
@@ -134,9 +132,8 @@ def test_named_tests_exist(page):
 
 def test_figures_are_those_that_were_measured():
     """After a new measurement: python -m spherical_loss.benchmarks.publish."""
-    measured = json.loads((RESULTS / "bench.json").read_text())
-    for (page, name), text in pages.tables(measured).items():
-        assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->" in PAGES[f"docs/{page}"], f"{page}: {name}"
+    for (page, name), text in publish.generated(publish.stored_figures()).items():
+        assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->" in PAGES[page], f"{page}: {name}"
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pickle
 import sys
 
@@ -198,7 +199,14 @@ def test_grid_search_of_a_pipeline(iris):
         ({"loss": "hinge"}, "'hinge' is not known; use an instance of a Loss or one of mse"),
         ({"head": "wide"}, "'wide' is not known; use one of auto, dense"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"loss": ["taylor"]}, r"\['taylor'\] is not known"),
+        ({"hidden_layer_sizes": 10}, "hidden_layer_sizes is 10, but must be a tuple"),
+        ({"hidden_layer_sizes": (10, 0)}, r"hidden_layer_sizes is \(10, 0\)"),
         ({"max_iter": 0}, "max_iter is 0"),
+        ({"max_iter": 2.5}, "max_iter is 2.5"),
+        ({"early_stopping": True, "n_iter_no_change": -1}, "n_iter_no_change is -1"),
+        ({"learning_rate": "auto"}, "learning_rate is 'auto'"),
+        ({"tol": math.nan}, "tol is nan"),
         ({"factored_step": 1.5}, "factored_step is 1.5"),
         ({"validation_fraction": 0.0}, "validation_fraction is 0.0"),
     ],

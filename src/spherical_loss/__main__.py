@@ -15,6 +15,8 @@ def main() -> int:
         if error.name is None or error.name.startswith("spherical_loss"):
             raise
         raise SystemExit(f"spherical-loss: {error.name} is missing; pip install 'spherical-loss[experiments]'") from None
+    except KeyboardInterrupt:  # before there was a command that could say so
+        return 130
     code = command_line()
     if dist.is_torchelastic_launched():
         end(code)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from spherical_loss.perceptron import Perceptron, Rows
 
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 MANY_CLASSES = 50_000  # from here on the steps of an optimizer over D x d weights take longer than all else
+NUMBERS = (int, float, np.integer, np.floating)
 WIDE = 1024  # hidden vectors above this size make d x d matrices slow
 
 
@@ -163,20 +165,26 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._made_loss()
         if self.head not in (*HEADS, "auto"):
             raise ValueError(f"head {self.head!r} is not known; use one of auto, {', '.join(HEADS)}")
-        if self.batch_size != "auto" and not (isinstance(self.batch_size, int | np.integer) and self.batch_size >= 1):
+        sizes = self.hidden_layer_sizes
+        if not (isinstance(sizes, Sequence | np.ndarray) and all(_positive_integer(n) for n in sizes)):
+            raise ValueError(f"hidden_layer_sizes is {sizes!r}, but must be a tuple of positive integers, such as (100,) or ()")
+        if self.batch_size != "auto" and not _positive_integer(self.batch_size):
             raise ValueError(f"batch_size is {self.batch_size!r}, but must be a positive integer or 'auto'")
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter is {self.max_iter}, but must be at least 1")
-        if not 0 < self.factored_step < 1:
-            raise ValueError(f"factored_step is {self.factored_step}, but must be between 0 and 1: a larger step may diverge")
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction is {self.validation_fraction}, but must be between 0 and 1")
+        for name in ("max_iter", "n_iter_no_change"):
+            if not _positive_integer(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value!r}, but must be a positive integer")
+        for name in ("learning_rate", "weight_decay", "tol"):
+            if not (isinstance(value := getattr(self, name), NUMBERS) and 0 <= value < float("inf")):
+                raise ValueError(f"{name} is {value!r}, but must be a finite number that is not negative")
+        for name in ("factored_step", "validation_fraction"):  # a larger step may diverge
+            if not (isinstance(value := getattr(self, name), NUMBERS) and 0 < value < 1):
+                raise ValueError(f"{name} is {value!r}, but must be a number between 0 and 1")
 
     def _made_loss(self) -> Loss:
         """A loss of our own, that leaves the reduction to us: sample weights come in between."""
         if isinstance(self.loss, Loss):
             loss = copy.deepcopy(self.loss)
-        elif self.loss in LOSSES:
+        elif isinstance(self.loss, str) and self.loss in LOSSES:
             loss = make_loss(self.loss, {})
         else:
             raise ValueError(f"loss {self.loss!r} is not known; use an instance of a Loss or one of {', '.join(LOSSES)}")
@@ -360,6 +368,10 @@ def models_probabilities(loss: Loss) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _positive_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
 
 
 def _even_bias(loss: Loss, D: int) -> Tensor | None:

@@ -53,6 +53,11 @@ def write_cifar100(folder: Path, n: int = 200) -> None:
         (folder / "cifar-100-binary" / f"{name}.bin").write_bytes(records.tobytes())
 
 
+SMALL_COUNTS = {
+    "mnist": {"train": 240, "t10k": 60},
+    "cifar10": {"data_batch": 20, "test_batch": 20},
+    "cifar100": {"train": 200, "test": 100},
+}
 WRITERS = {"mnist": write_mnist, "cifar10": write_cifar10, "cifar100": write_cifar100}
 
 
@@ -64,6 +69,7 @@ def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     def write(dataset: str) -> Path:
         WRITERS[dataset](folder)
         monkeypatch.setenv(data.VARIABLE, str(folder))
+        monkeypatch.setattr(data, "COUNTS", SMALL_COUNTS)
         return folder
 
     return write

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +128,13 @@ def test_unknown_names_list_the_valid_ones(spherical_loss, arguments: tuple[str,
         (("--lr", "fast"), "fast"),
         (("--device", "abacus"), "--device is 'abacus'"),
         (("--losses", "z", "--b", "nan"), "b is nan"),
+        (("--lr", "inf"), "--lr is inf"),
+        (("--weight-decay", "inf"), "--weight-decay is inf"),
+        (("--seed", "99999999999999"), "--seed is 99999999999999"),
+        (("--seed", "-1"), "--seed is -1"),
+        (("--device", "meta"), "--device is 'meta'"),
+        (("--losses", "--epochs", "1"), "--losses needs one loss at least, of: mse"),
+        (("--activation", "exp", "--batch-size", "1", "--losses", "softmax"), "--batch-size is 1"),
     ],
 )
 def test_values_that_make_no_sense(spherical_loss, options: tuple[str, ...], said: str) -> None:
@@ -226,6 +235,7 @@ def test_an_unwritable_folder(spherical_loss, tmp_path: Path, monkeypatch: pytes
     code, out, err = spherical_loss("compare", "digits", "--out", str(tmp_path / "file"))
     assert code == 1
     assert str(tmp_path / "file") in err
+    assert "is in the way" in err
     assert "Traceback" not in out + err
 
 
@@ -237,3 +247,21 @@ def test_interrupted(spherical_loss, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = spherical_loss("compare", "digits", *QUICK)
     assert code == 130
     assert "the same command continues" in err
+
+
+def test_a_closed_pipe_is_no_error_to_talk_about(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spherical_loss", "compare", "digits", "--losses", "softmax", "--runs", "1"]
+    command += ["--epochs", "1", "--out", str(tmp_path)]
+    with open(tmp_path / "errors", "w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait() == 1
+    assert (tmp_path / "errors").read_text() == ""
+
+
+def test_the_last_batch_of_one_joins_the_one_before(spherical_loss) -> None:
+    """Batch normalization cannot take it; 1,077 of the digits train."""
+    options = ("--losses", "softmax", "--activation", "exp", "--batch-size", "1076")
+    code, out, err = spherical_loss("compare", "digits", "--out", "OUT", "--epochs", "1", "--runs", "1", *options)
+    assert code == 0, err
+    assert "Log softmax" in out

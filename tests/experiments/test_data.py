@@ -12,6 +12,7 @@ import pytest
 
 from spherical_loss.experiments import data
 from spherical_loss.experiments.errors import UserError
+from tests.experiments.conftest import idx_bytes
 
 
 def test_mnist_reads_what_was_written(small_data: Callable[[str], Path]) -> None:
@@ -115,6 +116,33 @@ def test_mnist_counts_are_compared(small_data: Callable[[str], Path]) -> None:
     (folder / "mnist/train-labels-idx1-ubyte.gz").write_bytes((folder / "mnist/t10k-labels-idx1-ubyte.gz").read_bytes())
     with pytest.raises(UserError, match="60 labels for the 240 images"):
         data.read_mnist(folder)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "images"),
+    [
+        ("mnist", "mnist/t10k-images-idx3-ubyte.gz", "60 images, not 10,000"),
+        ("cifar10", "cifar-10-batches-bin/data_batch_1.bin", "20 images, not 10,000"),
+        ("cifar100", "cifar-100-binary/test.bin", "100 images, not 10,000"),
+    ],
+)
+def test_official_files_have_all_their_images(
+    small_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, dataset: str, name: str, images: str
+) -> None:
+    counts = data.COUNTS
+    folder = small_data(dataset)
+    only = {part: counts[dataset][part] if part in name else few for part, few in data.COUNTS[dataset].items()}
+    monkeypatch.setattr(data, "COUNTS", {dataset: only})
+    with pytest.raises(UserError, match=rf"{name} is damaged or truncated.*it has {images}"):
+        getattr(data, f"read_{dataset}").__wrapped__(folder)
+
+
+def test_mnist_images_of_another_size(small_data: Callable[[str], Path]) -> None:
+    folder = small_data("mnist")
+    path = folder / "mnist/train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros((240, 20, 20)))))
+    with pytest.raises(UserError, match="its images are 20 x 20, not 28 x 28"):
+        data.read_mnist.__wrapped__(folder)
 
 
 @pytest.mark.parametrize("cut", [0, 100, -1])

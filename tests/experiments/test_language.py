@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -20,9 +21,11 @@ from spherical_loss.experiments import cli, corpora, data
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.language import evaluate_language, language_model, language_optimizer
 from spherical_loss.experiments.losses import make_loss
+from spherical_loss.experiments.paper import TABLES
 from spherical_loss.experiments.progress import Reporter
 from spherical_loss.experiments.runs import RunFolder
 from spherical_loss.experiments.settings import LanguageSettings, Run, resolved
+from spherical_loss.experiments.simlex import read_simlex
 from spherical_loss.experiments.tasks import TASKS, open_values
 from spherical_loss.experiments.train import train
 from tests.experiments.test_train import numbers
@@ -328,9 +331,64 @@ def test_compare_any_text_with_all_heads(texts: Path, tmp_path: Path, capsys: py
     assert "(stored)" not in capsys.readouterr().out
 
 
+def test_the_default_architecture_is_a_table_of_the_paper(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though the settings leave its one layer open, until the loss is known."""
+    for name in ("one-billion-word-1", "one-billion-word-2"):
+        monkeypatch.setitem(TABLES[name].settings, "vocabulary", 42)
+    options = (*OPTIONS[2:], "--vocabulary", "42", "--losses", "softmax", "--out", str(tmp_path / "runs"))
+    assert command("compare", "one-billion-word", *options) == 0
+    assert "19.4" in capsys.readouterr().out  # the paper's perplexity with one layer
+    assert command("compare", "one-billion-word", *options, "--layers", "2") == 0
+    assert "19.2" in capsys.readouterr().out
+
+
+def test_a_study_is_about_one_text(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "corpus.txt"
+    options = ("--vocabulary", "42", "--trials", "1", "--runs", "1", "--store", str(tmp_path / "tuned.json"))
+    search = ("tune", "text", "--file", str(file), *options, "--out", str(tmp_path / "runs"), *OPTIONS)
+    counts = []
+    for seed in (1, 1, 2):
+        file.write_text(chain(1500, seed))
+        assert command(*search) == 0
+        counts.append(len(list((tmp_path / "runs/text").glob("taylor-*/result.json"))))
+    assert counts == [1, 1, 2]
+    stored = json.loads((tmp_path / "tuned.json").read_text())["text"]["taylor"]["found"]["settings"]
+    assert stored["layers"] == 1
+
+
+def test_a_read_only_folder_of_data(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora.pooch, "os_cache", lambda name: tmp_path / "cache" / name)
+    assert corpora.encoded_folder() == texts / "encoded"
+    monkeypatch.setattr(corpora.os, "access", lambda path, mode: False)  # root may write everywhere
+    assert corpora.encoded_folder() == tmp_path / "cache/spherical-loss/encoded"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"word1\tword2\n"])
+def test_what_is_not_simlex(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "SimLex-999.txt").write_bytes(content)
+    with pytest.raises(UserError, match="is not the SimLex-999 file"):
+        read_simlex(tmp_path / "SimLex-999.txt")
+
+
+def test_what_softmax_is_measured_on_is_said(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(corpora, "DENSE_OUTPUTS", 42 * 100)
+    options = ("--vocabulary", "42", "--losses", "softmax", "taylor", "--out", str(tmp_path / "runs"), *OPTIONS)
+    assert command("compare", "imdb", *options) == 0
+    assert "softmax's perplexity of 100 of them" in capsys.readouterr().out
+    header, _, *rows = (tmp_path / "runs/imdb/table.md").read_text().splitlines()[2:5]
+    column = [cell.strip() for cell in header.split("|")].index("on words")
+    assert rows[0].split("|")[column].strip() == "100"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("ptb", "--head", "--losses", "taylor"), "--head needs one head at least"),
+        (("imdb", "--vocabulary", "42", "--words", "1", "--epochs", "2"), "1 words to train on cannot be cut in 2 pieces"),
         (("ptb", "--losses", "softmax", "--head", "gram"), "softmax works with dense, sampled, adaptive only"),
         (("text",), "give it with --file"),
         (("text", "--file", "nowhere.txt"), "nowhere.txt is not a file"),

@@ -48,7 +48,8 @@ def test_side_by_side_has_a_row_for_every_contender(monkeypatch: pytest.MonkeyPa
     rows = side_by_side.compared("small", 16, 8, 3000, seconds=0.0)
     assert [row["name"] for row in rows[1:]] == list(side_by_side.CONTENDERS)
     for row in rows[1:]:
-        assert row["ratio"] == row["seconds"].median / row["ours"].median > 0
+        assert 0 < row["ratio"].low <= row["ratio"].median <= row["ratio"].high
+        assert row["seconds"].median > 0
     # Weights and gradient of 3,000 x 8 take 192 kB, the three matrices of 16 x 3,000 of the dense layer 576 kB.
     monkeypatch.setattr(side_by_side, "available", lambda: 400_000)
     rows = side_by_side.compared("small", 16, 8, 3000, seconds=0.0)

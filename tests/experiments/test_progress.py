@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from spherical_loss.experiments.progress import LiveReporter, PlainReporter, Reporter, make_reporter
@@ -14,8 +16,8 @@ RECORD = {"epoch": 4, "train_loss": 0.5, "valid": {"loss": 0.25, "error": 0.0125
 RESULT = {"status": "finished", "best_epoch": 5, "epochs": 9, "seconds_per_epoch": 1.5, "test": {"error": 0.0321}}
 
 
-def told(terminal: bool, quiet: bool = False, every: float = 0.0) -> tuple[Reporter, str]:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=150)
+def told(terminal: bool, quiet: bool = False, every: float = 0.0, width: int = 150) -> tuple[Reporter, str]:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
     reporter = make_reporter(console, 2, quiet)
     if isinstance(reporter, PlainReporter):
         reporter.every = every
@@ -56,6 +58,14 @@ def test_live_display() -> None:
     assert "error 1.25%" in text
     assert "loss 0.5" in text
     assert "2/2" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 150])
+def test_times_are_whole_on_any_terminal(width: int) -> None:
+    _, text = told(terminal=True, width=width)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert re.search(r"taylor, seed 3 .*epoch 5, .* 0:00:0\d 0:00:0\d$", text, re.MULTILINE)
+    assert ("\u2501" in text) == (width >= 120)  # the bar
 
 
 def test_quiet() -> None:

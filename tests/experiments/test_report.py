@@ -19,7 +19,7 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.marks import replace_marked
 from spherical_loss.experiments.page import from_markdown
 from spherical_loss.experiments.paper import TABLES
-from spherical_loss.experiments.pictures import tuning_picture
+from spherical_loss.experiments.pictures import learning_curves, tuning_picture
 from spherical_loss.experiments.selection import differences, group_of, table_groups
 from spherical_loss.experiments.store import StoredRun, run_of
 from tests.experiments.stores import diverged_line, full_store, image_line, study, text_line
@@ -139,6 +139,38 @@ def test_diverged_runs_are_counted_and_do_not_hurt() -> None:
     assert "<svg" not in only
 
 
+def test_pieces_of_one_pass_are_not_fewer_epochs() -> None:
+    settings = {"task": "one-billion-word", "online": True, "epochs": 1, "patience": 1, "width": 1000, "layers": 1}
+    (run,) = runs_of(text_line("softmax", 0, 90.0, **settings))
+    assert differences(run, TABLES["one-billion-word-1"]) == ["929,589 words of 800,000,000"]
+
+
+def test_numbers_of_pictures_keep_their_digits() -> None:
+    group = group_of(runs_of(*errors("softmax", 0.00286, 0.00288, epochs=1)))
+    drawn = learning_curves("Table 2", group, "error")
+    assert drawn is not None
+    assert "Log softmax, mean of 2: 0.287 after epoch 1" in re.findall('aria-label="([^"]*)"', drawn.svg)[0]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.svg)
+    assert [text for text in texts if re.fullmatch(r"0\.\d{3,}", text)]  # of y, from 0.286 to 0.288
+    assert [text for text in texts if re.fullmatch(r"[\d.]+", text) and not text.startswith("0.")] == ["1"]  # the one epoch
+    assert not re.search(r' d="[^"]*\d\.\d{3}', drawn.svg)  # of coordinates two are enough
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("missing.json", "{", r"missing\.json is damaged .* it is of the form"),
+        ("runs/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, is none that 'spherical-loss collect' writes \(KeyError: 'run'\)"),
+        ("tuning/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, is none that"),
+    ],
+)
+def test_damaged_stores_are_named(tmp_path: Path, name: str, text: str, said: str) -> None:
+    full_store(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=said):
+        report.write_report(tmp_path, tmp_path / "report.html", None)
+
+
 def test_missing_data() -> None:
     section = report.table_section("cifar100", [], {"cifar100": "data not at hand"})
     assert section.body.count("data not at hand") == len(TABLES["cifar100"].rows)
@@ -151,13 +183,28 @@ def test_bounds() -> None:
     group = questions.bound_group(runs_of(*lines))
     assert group is not None
     headings, rows = questions.bounds_cells(group)
-    assert headings == ["loss function", "runs", "at the start", "after epoch 1", "after epoch 2", "at its best"]
-    assert rows[1] == ["Bound of log softmax", "2", "700 (0)", "1358 (10.61)", "905 (7.071)", "905 (7.071)"]
+    assert headings[1:] == ["learning rate", "runs", "at the start", "after epoch 1", "after epoch 2", "at its best"]
+    assert rows[1] == ["Bound of log softmax", "0.3", "2", "700 (0)", "1358 (10.61)", "905 (7.071)", "905 (7.071)"]
     (row,) = questions.bounds_claims(group)[1]
     assert row[1:3] == ["confirmed", "205"]  # 900 - 700 and 910 - 700
     assert "700 at the start, 905 at best, 905 after the last epoch" in questions.bounds_picture(group).alternative
     assert report.claim_rows(runs_of(*lines), {})[-1][1:3] == ["text", "confirmed"]
     assert questions.bound_group([]) is None
+
+
+def test_bounds_that_are_not_in_their_table_are_among_the_others() -> None:
+    """Other rates, other conditions, and losses without a perplexity."""
+    lines = [text_line(loss, 0, 900.0, task="bounds") for loss in ("softmax", "bound")]
+    lines += [text_line("bound", 0, 950.0, task="bounds", lr=0.5), text_line("z", 0, None, task="bounds")]
+    lines += [text_line("softmax", 0, 800.0, task="bounds", words=50_000)]
+    runs = runs_of(*lines)
+    group = questions.bound_group(runs)
+    assert group is not None
+    assert [run.label for run in group.runs] == ["softmax", "bound"]
+    section = report.others_section(runs)
+    assert section is not None
+    assert "learning rates: Bound of log softmax 0.5, Z-loss 0.3)" in section.body
+    assert "words 50000; learning rates: Log softmax 0.3)" in section.body
 
 
 def test_gap_to_the_softmax() -> None:
@@ -208,7 +255,11 @@ def test_equal_time() -> None:
     ]
     headings, rows = questions.equal_time_cells(group_of(runs_of(*lines)))
     assert headings[2] == "perplexity after 20 s"
-    assert sorted(rows) == [["Log Taylor softmax", "1", "100", "45", "11"], ["new", "1", "150", "50", "16"]]
+    # The longer run has validations after 15 s (150, 50%) and 30 s (100, 45%): 20 s are a third of the way.
+    assert sorted(rows) == [
+        ["Log Taylor softmax", "1", "100", "45", "929,589", "20"],
+        ["new", "1", "133.3", "48.3", "929,589", "30"],
+    ]
     section = report.large_vocabulary_section(runs_of(*lines))
     assert section is not None
     assert "10,000 classes" in section.body

@@ -61,6 +61,13 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     assert folder.history() == []
 
 
+def test_a_place_is_chosen_by_what_put_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPHERICAL_LOSS_DATA", "/shared/data")
+    for path, option in (("/shared/data/encoded/x", "the variable SPHERICAL_LOSS_DATA"), ("/shared/runs/x", "--out")):
+        for number in (errno.EACCES, errno.ENOTDIR):
+            assert f"({option})" in explain(OSError(number, os.strerror(number), path))
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, RUN)
     folder.create()
@@ -70,6 +77,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (folder.path / "result.json").write_text("{")
     with pytest.raises(UserError, match=r"result\.json is damaged.*delete"):
         folder.result()
+    (folder.path / "metrics.jsonl").write_text("{\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged.*delete"):
+        folder.history()
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import statistics
 import pytest
 from rich.console import Console
 
+from spherical_loss.experiments.cli import FILE_WIDTH
 from spherical_loss.experiments.paper import TABLES
 from spherical_loss.experiments.settings import Run, Settings
 from spherical_loss.experiments.tables import claim_cells, collect, markdown_table, result_cells, rich_table
@@ -99,16 +100,38 @@ def test_claims_across_tables_and_with_too_few_runs() -> None:
 
 
 def test_narrow_terminals_get_fewer_columns() -> None:
+    """What a table is about stays: the error, ours (1.5%) and the paper's, down to the narrowest terminal."""
     part = ("Title", *result_cells(results(softmax=[0.01, 0.02], taylor=[0.01, 0.015]), TABLES["mnist-random-splits"]))
     printed = {}
-    for width in (80, 200):
+    for width in (60, 80, 120, 300):
         console = Console(width=width, file=io.StringIO())
         console.print(rich_table(console, *part))
         printed[width] = console.file.getvalue()
-    assert "calibration" in printed[200]
+        header = printed[width].splitlines()[2]
+        assert header.index("error %") < header.index("paper", header.index("error %"))
+        assert "1.5 (0.707)" in printed[width]
+        assert "0.812" in printed[width]
+        assert "…" not in printed[width]
+    assert "calibration" in printed[300]
     assert "calibration" not in printed[80]
-    assert "0.812" in printed[80]
-    assert "…" not in printed[80]
+    assert "95% interval" in printed[120]
+
+
+def test_narrow_language_tables_have_the_perplexity() -> None:
+    metrics = {"loss": 5.0, "nll": 5.0, "error": 0.8, "perplexity": 148.4, "top10": 0.5, "ranked": 1000, "measured": 2000}
+    metrics |= {"simlex_input": 0.1, "simlex_output": 0.2, "simlex_pairs": 500}
+    run = {"status": "finished", "best_epoch": 3, "seconds_per_epoch": 1.0, "seconds_to_best": 3.0, "test": metrics}
+    run |= {"start": {"perplexity": 700.0}, "valid": {"perplexity": 150.0}}
+    part = ("Title", *result_cells({"softmax": {0: run}, "taylor/factored": {0: run}}, TABLES["ptb"]))
+    for width in (80, 100, FILE_WIDTH):
+        console = Console(width=width, file=io.StringIO())
+        console.print(rich_table(console, *part))
+        printed = console.file.getvalue()
+        assert "148.4" in printed
+        assert "126.7" in printed  # the paper's
+        assert "…" not in printed
+    assert "s / epoch" in printed
+    assert "on words" in printed
 
 
 def test_markdown_has_every_cell() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -83,6 +85,36 @@ def test_the_second_time_is_from_the_cache(tmp_path: Path, monkeypatch: pytest.M
     written(path, "a b c a d\n")
     assert "d" in corpus_of(path, tmp_path / "cache").words
     assert corpus_of(path, tmp_path / "cache", vocabulary=3).D == 3
+
+
+@pytest.mark.parametrize(("name", "content"), [("words.json", ""), ("words.json", "{}"), ("0.i32", "123"), ("0.i32", "1234")])
+def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, content: str) -> None:
+    path = written(tmp_path / "a.txt", "a b c a b\n")
+    first = corpus_of(path, tmp_path / "cache")
+    words, numbers = first.words, first.parts[0].tolist()
+    (folder,) = (tmp_path / "cache").iterdir()
+    (folder / name).write_text(content)
+    again = corpus_of(path, tmp_path / "cache")
+    assert (again.words, again.parts[0].tolist()) == (words, numbers)
+    (folder / "0.i32").unlink()
+    assert corpus_of(path, tmp_path / "cache").words == words
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "a.txt", "a b c a b\n")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(text, "encode", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*cache"):
+        corpus_of(path, tmp_path / "cache")
+
+
+def test_letters_of_all_scripts() -> None:
+    assert text.split_unicode("don\u2019t 日本語 e\u0301te\u0301 x_1,5<br />1.000,5\n") == [
+        *("don\u2019t", "日本語", "e\u0301te\u0301", "x", "_", "1,5", "1.000,5", "<eos>")
+    ]
 
 
 def test_a_failure_leaves_no_half_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,3 +187,15 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
     scalars = [(event.step, event.value) for event in events.Scalars("valid/loss")]
     expected = [(record["epoch"], pytest.approx(record["valid"]["loss"])) for record in folder.history()]
     assert scalars == expected
+    shutil.rmtree(folder.path / "tensorboard")
+    train(run, tmp_path, Reporter(), tensorboard=True)  # a run that was finished without
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("valid/loss")] == expected
+
+
+def test_the_squared_error_is_a_mean_over_classes_everywhere(tmp_path: Path) -> None:
+    run = make_run(loss="mse", epochs=2)
+    train(run, tmp_path, Reporter())
+    for record in RunFolder(tmp_path, run).history():
+        assert 0.3 < record["train_loss"] / record["valid"]["loss"] < 3

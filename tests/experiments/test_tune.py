@@ -16,6 +16,8 @@ import pytest
 from optuna.trial import FixedTrial, TrialState
 
 from spherical_loss.experiments import cli, compare, tune, tuned
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.settings import LanguageSettings, Settings
 from spherical_loss.experiments.tasks import TASKS
 
 SMALL = ("--epochs", "1", "--batch-size", "200", "--runs", "1", "--quiet")
@@ -38,7 +40,8 @@ def test_the_best_trial_is_stored(tmp_path: Path) -> None:
     best = min(trials, key=lambda trial: trial.value)
     assert stored["values"] == {key: tune.rounded(value) for key, value in best.params.items()}
     assert set(stored["values"]) == {"lr", "eps"}
-    assert stored["found"] == {"monitor": "loss", "best": best.value, "trials": 6, "runs": 1, "epochs": 1}
+    found = {"monitor": "loss", "best": best.value, "trials": 6, "runs": 1, "epochs": 1, "settings": {"batch_size": 200}}
+    assert stored["found"] == found
     # the first is the known rate, and no run was made twice
     assert len(list((tmp_path / "runs/digits").glob("spherical-*/result.json"))) == 6
 
@@ -107,12 +110,38 @@ def test_compare_uses_the_stored_values(tmp_path: Path, monkeypatch: pytest.Monk
     assert (run.settings.lr, run.settings.eps) == (0.5, 0.456)
 
 
+def test_values_are_for_networks_of_the_kind_that_was_searched(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+
+    def found(**settings: object) -> dict[str, float]:
+        return tuned.tuned_values("text", "taylor", LanguageSettings(**settings), path)
+
+    tuned.store_tuned("text", "taylor", {"lr": 1.0}, {"settings": {"activation": "exp"}}, path)
+    assert found(layers=2) == {}
+    assert found(layers=2, activation="exp") == {"lr": 1.0}
+    tuned.store_tuned("text", "taylor", {"lr": 1.0}, {"settings": {"layers": 2}}, path)
+    assert found(layers=1) == found() == {"lr": 1.0}
+    assert found(layers=0) == {}
+    tuned.store_tuned("text", "taylor", {"lr": 1.0, "layers": 0}, {}, path)
+    assert found(layers=0)["lr"] == 1.0
+    assert found(layers=1) == {}
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be written \(.+\): give another file with --store"):
+        tuned.store_tuned("text", "taylor", {"lr": 1.0}, {}, tmp_path / "a file" / "tuned.json")
+
+
 def test_storing_keeps_the_others(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     tuned.store_tuned("mnist", "taylor", {"lr": 1.0}, {}, path)
     tuned.store_tuned("digits", "taylor", {"lr": 2.0}, {}, path)
     tuned.store_tuned("mnist", "mse", {"lr": 3.0}, {}, path)
-    found = {(task, loss): tuned.tuned_values(task, loss, path)["lr"] for task, loss in [("mnist", "taylor"), ("mnist", "mse")]}
+    found = {
+        (task, loss): tuned.tuned_values(task, loss, Settings(), path)["lr"]
+        for task, loss in [("mnist", "taylor"), ("mnist", "mse")]
+    }
     assert found == {("mnist", "taylor"): 1.0, ("mnist", "mse"): 3.0}
 
 
@@ -120,8 +149,8 @@ def test_the_repository_has_values_for_the_papers_mnist_losses() -> None:
     for task, losses in {"digits": TASKS["digits"].losses, "mnist": TASKS["mnist"].losses}.items():
         for loss in losses:
             low, high = TASKS[task].lr_range
-            assert low <= tuned.tuned_values(task, loss)["lr"] <= high
-    assert tuned.tuned_values("mnist", "spherical")["eps"] > 0
+            assert low <= tuned.tuned_values(task, loss, Settings())["lr"] <= high
+    assert tuned.tuned_values("mnist", "spherical", Settings())["eps"] > 0
 
 
 def test_a_bad_database_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,8 @@ def measure(N: int, d: int, D: int, repeats: int) -> Row:
         "gram": on_batches(GramHead(d, D, init="zero")),
         "factored": FactoredStep(N, d, D),
     }
-    return {"threads": torch.get_num_threads(), "N": N, "d": d, "D": D, **interleaved(steps, repeats, warmup=2)}
+    times = {name: t.spread for name, t in interleaved(steps, repeats, warmup=2).items()}
+    return {"threads": torch.get_num_threads(), "N": N, "d": d, "D": D, **times}
 
 
 def sweep(N: int, d: int, repeats: int) -> list[Row]:

@@ -23,11 +23,15 @@ def run(results: Path = RESULTS) -> list[Row]:
 
 def sweep(name: str, values: list[int]) -> list[Row]:
     steps: dict[str, Work] = {str(value): FactoredStep(**{**BASE, name: value}) for value in values}
-    times = {int(value): t.median for value, t in interleaved(steps, repeats=100, warmup=20).items()}
-    exponent = statistics.linear_regression([math.log(v) for v in times], [math.log(t) for t in times.values()]).slope
+    times = {int(value): t.spread for value, t in interleaved(steps, repeats=100, warmup=20).items()}
+    exponent = statistics.linear_regression([math.log(v) for v in times], [math.log(t.median) for t in times.values()]).slope
     title = f"FactoredHead: step time against {name} ({others(name)}); fitted exponent {exponent:.2f}"
-    least = min(times.values())
-    show(title, [name, "median", "of the least"], [[f"{v:,}", readable(t), f"{t / least:.2f}x"] for v, t in times.items()])
+    least = min(t.median for t in times.values())
+    table = [
+        [f"{v:,}", readable(t.median), f"{readable(t.low)} .. {readable(t.high)}", f"{t.median / least:.2f}x"]
+        for v, t in times.items()
+    ]
+    show(title, [name, "median", "quartiles", "of the least"], table)
     return [{"sweep": name, **BASE, name: v, "seconds": t, "exponent": exponent} for v, t in times.items()]
 
 
@@ -37,7 +41,7 @@ def others(name: str) -> str:
 
 def dense_seconds(D: int) -> float:
     step, data = peers.dense_softmax(BASE["d"], D), batches(BASE["N"], BASE["d"], D)
-    return interleaved({"dense": lambda: step(*next(data))}, repeats=3)["dense"].median
+    return interleaved({"dense": lambda: step(*next(data))}, repeats=3)["dense"].spread.median
 
 
 def draw(rows: list[Row], dense: dict[int, float], path: Path) -> None:
@@ -49,7 +53,9 @@ def draw(rows: list[Row], dense: dict[int, float], path: Path) -> None:
     for axes, name in zip(figure.subplots(1, 3, sharey=True), SWEEPS, strict=True):
         found = [row for row in rows if row["sweep"] == name]
         label = f"FactoredHead, exponent {found[0]['exponent']:.2f}"
-        axes.loglog([row[name] for row in found], [1e3 * row["seconds"] for row in found], "o-", color="#2f6fc1", label=label)
+        axes.loglog(
+            [row[name] for row in found], [1e3 * row["seconds"].median for row in found], "o-", color="#2f6fc1", label=label
+        )
         if name == "D":
             times = [1e3 * t for t in dense.values()]
             axes.loglog(list(dense), times, "o-", color="#c1662f", label="dense + cross-entropy + SGD")

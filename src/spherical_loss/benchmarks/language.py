@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
-from spherical_loss.benchmarks.timing import Work, interleaved, readable, show
+from spherical_loss.benchmarks.timing import Work, interleaved, readable, show, with_spread
 from spherical_loss.experiments.language import LanguageModel, language_optimizer
 from spherical_loss.experiments.settings import LanguageSettings
 from spherical_loss.experiments.tasks import RATES
@@ -66,8 +66,9 @@ def compared(width: int, part: str, goal: float, repeats: int) -> dict[str, Any]
 
     work: dict[str, Work] = {"dense": getattr(dense, part), "ours": getattr(ours, part)}
     times = interleaved(work, repeats, turns={"ours": TURNS})
-    ratio = times["dense"].median / times["ours"].median
-    return {"part": part, "N": N, "d": width, "D": D, **times, "ratio": ratio, "goal": goal}
+    seconds = {name: t.spread for name, t in times.items()}
+    ratio = times["dense"].over(times["ours"])
+    return {"part": part, "N": N, "d": width, "D": D, **seconds, "ratio": ratio, "goal": goal}
 
 
 def run() -> list[dict[str, Any]]:
@@ -79,7 +80,7 @@ def run() -> list[dict[str, Any]]:
             f"{row['d']}",
             readable(row["dense"].median),
             readable(row["ours"].median),
-            f"{row['ratio']:.0f}x",
+            with_spread(row["ratio"]),
             f"{row['goal']:.0f}x",
         ]
         for row in rows

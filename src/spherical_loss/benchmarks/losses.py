@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from spherical_loss import TaylorSoftmaxLoss
-from spherical_loss.benchmarks.timing import Work, interleaved, peak_memory, readable, show
+from spherical_loss.benchmarks.timing import Work, interleaved, peak_memory, readable, show, with_spread
 
 REFERENCE = "F.cross_entropy"
 # N, D, repetitions, and those of the peers' round: at the largest size a loss of entmax takes a quarter of a minute.
@@ -62,8 +62,8 @@ def contenders(N: int, D: int) -> tuple[list[dict[str, Work]], torch.Tensor]:
     taylor, overwriting = TaylorSoftmaxLoss(), TaylorSoftmaxLoss(overwrite_logits=True)
 
     def forward_backward(loss: Any, o: torch.Tensor) -> None:
-        o.grad = None
         loss(o, target).backward()
+        o.grad = None  # here, so that the gradient counts as memory of this run
 
     spare = torch.randn(N, D, requires_grad=True)  # its contents are lost
     reference: dict[str, Work] = {REFERENCE: lambda: forward_backward(F.cross_entropy, o)}
@@ -86,19 +86,19 @@ def compare(N: int, D: int, repeats: int, peer_repeats: int) -> list[dict[str, A
     table: list[list[str]] = []
     for work, count in zip(rounds, (repeats, peer_repeats), strict=True):
         times = interleaved(work, count)
-        for name, t in times.items():
+        for name in times:
             if name == REFERENCE and rows:
                 continue
-            speed = times[REFERENCE].median / t.median
+            t, speed = times[name].spread, times[REFERENCE].over(times[name])
             large = logits.nbytes > 2**24  # what is smaller is not seen
             memory = peak_memory(work[name], warm=True) / logits.nbytes if large else None
             rows.append({"N": N, "D": D, "name": name, "seconds": t, "speed": speed, "memory": memory})
             quartiles = f"{readable(t.low)} .. {readable(t.high)}"
             share = "" if memory is None else f"{memory:.2f}"
-            table.append([name, readable(t.median), quartiles, f"{speed:.2f}x", share])
+            table.append([name, readable(t.median), quartiles, with_spread(speed), share])
     goal, goal_overwriting = TARGETS[N, D]
     goals = f"to reach: {goal:.2f}x" + (f", overwriting {goal_overwriting:.1f}x" if goal_overwriting else "")
-    header = ["", "median", "quartiles", "speed", "peak memory / logits"]
+    header = ["", "median", "quartiles", "speed", "memory beyond the logits, of theirs"]
     show(f"Losses at N={N:,}, D={D:,}, forward + backward ({goals})", header, table)
     return rows
 

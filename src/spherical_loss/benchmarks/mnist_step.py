@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spherical_loss.benchmarks.timing import Work, interleaved, readable, show
+from spherical_loss.benchmarks.timing import Work, interleaved, readable, show, with_spread
 from spherical_loss.experiments import models
 from spherical_loss.experiments.images import Images
 from spherical_loss.experiments.losses import make_loss
@@ -88,14 +88,20 @@ def compare(loss_name: str, repeats: int) -> Row:
         "data": lambda: data.batch(next(rows)),
     }
     times = interleaved(work, repeats, warmup=3)
-    ratio, share = times["engine"].median / times["plain"].median, times["data"].median / times["engine"].median
-    return {"loss": loss_name, **times, "ratio": ratio, "data_share": share}
+    ratio, share = times["engine"].over(times["plain"]), times["data"].over(times["engine"]).median
+    return {"loss": loss_name, **{name: t.spread for name, t in times.items()}, "ratio": ratio, "data_share": share}
 
 
 def run(repeats: int = 30) -> list[Row]:
     results = [compare(name, repeats) for name in ("softmax", "taylor", "spherical", "abs", "mse")]
     table = [
-        [r["loss"], readable(r["plain"].median), readable(r["engine"].median), f"{r['ratio']:.3f}", f"{r['data_share']:.2%}"]
+        [
+            r["loss"],
+            readable(r["plain"].median),
+            readable(r["engine"].median),
+            with_spread(r["ratio"]),
+            f"{r['data_share']:.2%}",
+        ]
         for r in results
     ]
     title = f"MNIST training step, batch {BATCH} (to reach: ratio 1, data 5%)"

@@ -8,7 +8,7 @@ from typing import Any
 from spherical_loss.benchmarks import crossover
 from spherical_loss.benchmarks.language import PART_NAMES
 from spherical_loss.benchmarks.steps import Row
-from spherical_loss.benchmarks.timing import RESULTS, readable
+from spherical_loss.benchmarks.timing import RESULTS, readable, with_spread
 from spherical_loss.experiments.paper import TABLES
 
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "ptb": 10_000, "one-billion-word": 10_000}
@@ -21,10 +21,6 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 def code(name: str) -> str:
     """A name of Python in the way of code."""
     return name if " " in name else f"`{name}`"
-
-
-def ratio(row: Row) -> str:
-    return f"{row['ratio']:,.0f}" if row["ratio"] >= 100 else f"{row['ratio']:.3g}"
 
 
 def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
@@ -104,7 +100,10 @@ def side_by_side(rows: list[Row]) -> str:
         cells = [contender(row) for row in here]
         parts.append(
             f"**{size[0].upper()}{size[1:]}: N={ours['N']:,}, d={ours['d']}, D={ours['D']:,}**\n\n"
-            + markdown(["a training step", "", "median (quartiles)", "times FactoredHead's", "peak memory"], cells)
+            + markdown(
+                ["a training step", "", "median (quartiles)", "of FactoredHead's", "memory beyond the weights"],
+                cells,
+            )
             + f"\n\nFactoredHead: {ours['of_matmul']:.0%} of its time are its products at the rate of a large matrix product, "
             f"{ours['of_copy']:.0%} its bytes at the rate of a large copy."
         )
@@ -118,7 +117,7 @@ def contender(row: Row) -> list[str]:
         return [row["name"], row["kind"], "does not fit", "", f"{row['memory'] / 1e9:.3g} GB at least"]
     median, low, high = (readable(t) for t in row["seconds"])
     memory = f"{row['memory'] / 1e6:,.0f} MB"
-    return [row["name"], row["kind"], f"{median} ({low} to {high})", ratio(row), memory]
+    return [row["name"], row["kind"], f"{median} ({low} to {high})", with_spread(row["ratio"]), memory]
 
 
 def growth(rows: list[Row]) -> str:
@@ -126,17 +125,17 @@ def growth(rows: list[Row]) -> str:
     cells = []
     for name in ("D", "N", "d"):
         here = [row for row in rows if row["sweep"] == name]
-        times = ", ".join(f"{row[name]:,}: {readable(row['seconds'])}" for row in here)
+        times = ", ".join(f"{row[name]:,}: {readable(row['seconds'][0])}" for row in here)
         cells.append([name, times, f"{here[0]['exponent']:.2f}"])
     return markdown(["against", "time of a step", "exponent"], cells)
 
 
 def language(rows: list[Row]) -> str:
     cells = [
-        [PART_NAMES[r["part"]], str(r["d"]), readable(r["dense"][0]), readable(r["ours"][0]), f"{r['ratio']:.0f}x"]
+        [PART_NAMES[r["part"]], str(r["d"]), readable(r["dense"][0]), readable(r["ours"][0]), with_spread(r["ratio"])]
         for r in rows
     ]
-    return markdown(["", "hidden units", "dense softmax", "FactoredHead, Taylor softmax", "ratio"], cells)
+    return markdown(["", "hidden units", "dense softmax", "FactoredHead, Taylor softmax", "ratio (quartiles)"], cells)
 
 
 def quality(rows: list[Row]) -> str:

@@ -16,9 +16,9 @@ def dense_softmax(d: int, D: int, lr: float = 0.1) -> Step:
     optimizer = torch.optim.SGD(linear.parameters(), lr)
 
     def step(hidden: Tensor, target: Tensor) -> None:
-        optimizer.zero_grad()
         F.cross_entropy(linear(hidden), target).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 
@@ -29,9 +29,9 @@ def fused_softmax(d: int, D: int, lr: float = 0.1) -> Step:
     optimizer = torch.optim.SGD(linear.parameters(), lr)
 
     def step(hidden: Tensor, target: Tensor) -> None:
-        optimizer.zero_grad()
         F.linear_cross_entropy(hidden, linear.weight, target).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 
@@ -71,8 +71,8 @@ def trained(head: SampledSoftmaxHead | AdaptiveSoftmaxHead, lr: float) -> Step:
     optimizer = torch.optim.SGD(head.parameters(), lr)
 
     def step(hidden: Tensor, target: Tensor) -> None:
-        optimizer.zero_grad()
         head.training_loss(hidden, target).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step

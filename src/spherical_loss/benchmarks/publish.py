@@ -13,7 +13,7 @@ from spherical_loss.benchmarks import losses, pages, scale
 from spherical_loss.benchmarks.pages import markdown
 from spherical_loss.benchmarks.parts import PARTS
 from spherical_loss.benchmarks.summary import FACTORED_GOALS
-from spherical_loss.benchmarks.timing import RESULTS, readable
+from spherical_loss.benchmarks.timing import RESULTS, readable, with_spread
 from spherical_loss.experiments.marks import replace_marked
 
 ROOT = RESULTS.parent
@@ -27,7 +27,7 @@ def losses_table(rows: list[dict[str, Any]]) -> str:
     """Forward and backward, as multiples of the speed of F.cross_entropy."""
     sizes = list(dict.fromkeys((row["N"], row["D"]) for row in rows))
     names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: name != losses.REFERENCE)  # which comes first
-    cells = {(row["name"], row["N"], row["D"]): f"{speed(row)} ({row['speed']:.2g}x)" for row in rows}
+    cells = {(row["name"], row["N"], row["D"]): f"{speed(row)}: {with_spread(row['speed'])}" for row in rows}
     table = [[pages.code(name), *(cells[name, N, D] for N, D in sizes)] for name in names]
     return markdown(["forward + backward", *(f"{N:,} x {D:,}" for N, D in sizes)], table)
 
@@ -43,12 +43,12 @@ def heads_table(gram: list[dict[str, Any]], steps: list[dict[str, Any]]) -> str:
     for row in steps:
         if row["size"] == "word model" and row["seconds"] and row["name"] in FACTORED_GOALS:
             table.append(compared(row, f"FactoredHead: {speed(row, 'ours')}"))
-    return markdown(["size", "instead of", "takes", "ours", "ratio"], table)
+    return markdown(["size", "instead of", "takes", "ours", "ratio (quartiles)"], table)
 
 
 def compared(row: dict[str, Any], ours: str) -> list[str]:
     size = f"N={row['N']:,}, d={row['d']}, D={row['D']:,}"
-    return [size, row["name"], speed(row), ours, f"**{pages.ratio(row)}x**"]
+    return [size, row["name"], speed(row), ours, with_spread(row["ratio"])]
 
 
 def stored_figures() -> dict[str, Any]:
@@ -62,16 +62,20 @@ def stored_figures() -> dict[str, Any]:
     return measured
 
 
-def main() -> None:
-    measured = stored_figures()
-    replace_marked(ROOT / "README.md", "losses", losses_table(measured["losses"]))
-    replace_marked(ROOT / "README.md", "heads", heads_table(measured["gram"], measured["side-by-side"]))
+def generated(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """What stands between the marks, by the page and the name of the marks."""
     options = scale.parser_of_options().parse_args([])
-    replace_marked(
-        ROOT / "docs" / "scale.md", "scale", f"{scale.title(options)}:\n\n{markdown(scale.HEADER, scale.table(options))}"
-    )
-    for (page, name), text in pages.tables(measured).items():
-        replace_marked(ROOT / "docs" / page, name, text)
+    return {
+        ("README.md", "losses"): losses_table(measured["losses"]),
+        ("README.md", "heads"): heads_table(measured["gram"], measured["side-by-side"]),
+        ("docs/scale.md", "scale"): f"{scale.title(options)}:\n\n{markdown(scale.HEADER, scale.table(options))}",
+        **{(f"docs/{page}", name): text for (page, name), text in pages.tables(measured).items()},
+    }
+
+
+def main() -> None:
+    for (page, name), text in generated(stored_figures()).items():
+        replace_marked(ROOT / page, name, text)
 
 
 if __name__ == "__main__":

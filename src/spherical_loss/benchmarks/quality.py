@@ -57,7 +57,7 @@ def seconds_per_step(run: Run) -> float:
         network.objective(*train.batch(next(batches)), loss).backward()
         optimizer.step()
 
-    return interleaved({"step": step}, repeats=8, warmup=4)["step"].median
+    return interleaved({"step": step}, repeats=8, warmup=4)["step"].spread.median
 
 
 def run(results: Path = RESULTS, seconds: float = SECONDS) -> list[dict[str, Any]]:

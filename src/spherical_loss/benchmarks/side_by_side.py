@@ -17,7 +17,16 @@ from torch import Tensor
 from spherical_loss import GramHead
 from spherical_loss.benchmarks import peers
 from spherical_loss.benchmarks.steps import WORD_MODEL, FactoredStep, Row, Step, batches, parameter_step, step_flops
-from spherical_loss.benchmarks.timing import copy_rate, interleaved, matmul_rate, peak_memory, readable, show
+from spherical_loss.benchmarks.timing import (
+    Spread,
+    copy_rate,
+    interleaved,
+    matmul_rate,
+    peak_memory,
+    readable,
+    show,
+    with_spread,
+)
 
 Size = tuple[int, int, int]
 
@@ -67,7 +76,7 @@ def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS) -> lis
     for name, (kind, make) in CONTENDERS.items():
         row = {**same, "name": name, "kind": kind, "seconds": None, "ratio": None, "memory": None}
         if (need := needed(name, N, d, D)) > available():
-            row["memory"] = need
+            row["memory"] = need - 4 * d * D
         elif not name.startswith("F.linear_cross") or hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
             row |= against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
             gc.collect()
@@ -82,11 +91,15 @@ def against(ours: FactoredStep, step: Step, data: Iterator[tuple[Tensor, Tensor]
         step(*next(data))
 
     first = interleaved({"peer": peer, "ours": ours}, repeats=1, warmup=0)
-    slow, quick = first["peer"].median, first["ours"].median
+    slow, quick = first["peer"].spread.median, first["ours"].spread.median
     repeats, turns = max(3, min(200, int(seconds / slow))), max(1, min(100, int(slow / quick / 4)))
     times = interleaved({"peer": peer, "ours": ours}, repeats, warmup=0, turns={"ours": turns})
-    ratio = times["peer"].median / times["ours"].median
-    return {"seconds": times["peer"], "ours": times["ours"], "ratio": ratio, "memory": peak_memory(peer, warm=True)}
+    return {
+        "seconds": times["peer"].spread,
+        "ours": times["ours"].spread,
+        "ratio": times["peer"].over(times["ours"]),
+        "memory": peak_memory(peer, warm=True),
+    }
 
 
 def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
@@ -96,7 +109,7 @@ def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
     flops, moved = step_flops(N, d), step_bytes(N, d)
     return {
         "seconds": time,
-        "ratio": 1.0,
+        "ratio": Spread(1.0, 1.0, 1.0),
         "memory": peak_memory(ours, warm=True),
         "of_matmul": flops / matmul_rate() / time.median,
         "of_copy": moved / copy_rate() / time.median,
@@ -115,7 +128,7 @@ def run() -> list[Row]:
         found = compared(size, N, d, D)
         rows += found
         title = f"A training step, {size}: N={N:,}, d={d}, D={D:,}"
-        show(title, ["", "", "median", "quartiles", "of ours", "peak memory"], [cells(row) for row in found])
+        show(title, ["", "", "median", "quartiles", "of ours", "memory beyond the weights"], [cells(row) for row in found])
         print(f"  ours: {found[0]['of_matmul']:.0%} of the time are products at the rate of a large matrix product, ", end="")
         print(f"{found[0]['of_copy']:.0%} are bytes at the rate of a copy")
     return rows
@@ -128,4 +141,4 @@ def cells(row: Row) -> list[str]:
         return [row["name"], row["kind"], why, "", "", memory]
     t = row["seconds"]
     quartiles = f"{readable(t.low)} .. {readable(t.high)}"
-    return [row["name"], row["kind"], readable(t.median), quartiles, f"{row['ratio']:,.1f}x", memory]
+    return [row["name"], row["kind"], readable(t.median), quartiles, with_spread(row["ratio"]), memory]

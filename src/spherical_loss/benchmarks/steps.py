@@ -42,9 +42,9 @@ def parameter_step(head: ParameterHead, lr: float) -> Step:
     loss, optimizer = TaylorSoftmaxLoss(), torch.optim.SGD(head.parameters(), lr)
 
     def step(hidden: Tensor, target: Tensor) -> None:
-        optimizer.zero_grad()
         loss(head(hidden, target)).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from spherical_loss.benchmarks.language import PART_NAMES
 from spherical_loss.benchmarks.steps import WORD_MODEL
-from spherical_loss.benchmarks.timing import show
+from spherical_loss.benchmarks.timing import show, with_spread
 
 Line = tuple[str, str, str]
 
@@ -35,18 +35,18 @@ def summary(measured: dict[str, Any]) -> Iterator[Line]:
                 f"{MEMORY:.0%} at most",
             )
         else:
-            yield f"{row['name']} / GramHead ({size})", f"{row['ratio']:.1f}x", f"{GRAM_GOALS[row['N']]:g}x"
+            yield f"{row['name']} / GramHead ({size})", with_spread(row["ratio"]), f"{GRAM_GOALS[row['N']]:g}x"
     for row in measured.get("side-by-side", []):
         if row["size"] == "word model" and row["name"] in FACTORED_GOALS and row["ratio"] is not None:
             size, goal = f"N={row['N']}, d={row['d']}, D={row['D']:,}", FACTORED_GOALS[row["name"]]
-            yield f"{row['name']} / FactoredHead ({size})", f"{row['ratio']:,.2f}x", f"{goal:,g}x"
+            yield f"{row['name']} / FactoredHead ({size})", with_spread(row["ratio"]), f"{goal:,g}x"
     for row in measured.get("refactoring", []):
         N, d, D = WORD_MODEL
         yield f"share of the time for refactoring (N={N}, d={d}, D={D:,})", f"{row['share']:.1%}", f"{REFACTORING:.0%} at most"
-    if by_D := {row["D"]: row["seconds"] for row in measured.get("growth", []) if row["sweep"] == "D"}:
+    if by_D := {row["D"]: row["seconds"][0] for row in measured.get("growth", []) if row["sweep"] == "D"}:
         spread = max(by_D.values()) / min(by_D.values())
         yield f"FactoredHead: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}", f"{spread:.2f}x", f"{GROWTH}x at most"
     for row in measured.get("language", []):
         part = PART_NAMES[row["part"]]
         size = f"N={row['N']}, d={row['d']}, D={row['D']:,}"
-        yield f"language model, {part}: dense softmax / factored ({size})", f"{row['ratio']:.0f}x", f"{row['goal']:g}x"
+        yield f"language model, {part}: dense softmax / factored ({size})", with_spread(row["ratio"]), f"{row['goal']:g}x"

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,41 +16,62 @@ Work = Callable[[], object]
 RESULTS = Path("results")  # of a checkout, whose root is the working folder
 
 
-class Time(NamedTuple):
-    """Seconds: the median of the repetitions, and their quartiles."""
+class Spread(NamedTuple):
+    """The median of the repetitions, and their quartiles: of seconds, or of ratios."""
 
     median: float
     low: float
     high: float
 
 
-def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None) -> dict[str, Time]:
+class Times:
+    """The seconds of one contender: of each round, those of its turns."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[float]] = []
+
+    @property
+    def spread(self) -> Spread:
+        return spread([seconds for turns in self.rounds for seconds in turns])
+
+    def over(self, other: Times) -> Spread:
+        """How many times longer than the other it took, round by round: what slows a whole round down falls out."""
+        pairs = zip(self.rounds, other.rounds, strict=True)
+        return spread([statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs])
+
+
+def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None) -> dict[str, Times]:
     """Time every contender in turn (A B A B ...), so that a noisy machine does not favour one.
 
     ``turns`` says how many times in a row a contender runs, one if it is not named: A B B B A B B B ... for a slow A.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in work}
+    times = {name: Times() for name in work}
     for repeat in range(warmup + repeats):
         for name, run in work.items():
-            for _ in range((turns or {}).get(name, 1)):
-                start = time.perf_counter()
-                run()
-                if repeat >= warmup:
-                    seconds[name].append(time.perf_counter() - start)
-    return {name: spread(times) for name, times in seconds.items()}
+            seconds = [timed(run) for _ in range((turns or {}).get(name, 1))]
+            if repeat >= warmup:
+                times[name].rounds.append(seconds)
+    return times
 
 
-def spread(times: list[float]) -> Time:
-    if len(times) < 2:
-        return Time(times[0], times[0], times[0])
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    return Time(statistics.median(times), low, high)
+def timed(run: Work) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def spread(values: list[float]) -> Spread:
+    if len(values) < 2:
+        return Spread(values[0], values[0], values[0])
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(statistics.median(values), low, high)
 
 
 def peak_memory(run: Work, warm: bool = False) -> int:
     """Bytes of resident memory that ``run()`` needs beyond what was there before, at its peak (Linux).
 
-    It has to have run before (``warm``): what stays allocated from then on, such as gradients, is there before.
+    It has to have run before (``warm``): what stays allocated from then on is there before. So a gradient counts if ``run``
+    frees it in the end, and does not if it leaves it for the next one to free.
     """
     if not warm:
         run()
@@ -73,13 +94,13 @@ def _status(key: str) -> int:
 def matmul_rate(n: int = 2048, repeats: int = 10) -> float:
     """Floating-point operations per second of a large float32 product."""
     a = torch.randn(n, n)
-    return 2 * n**3 / interleaved({"matmul": lambda: a @ a}, repeats)["matmul"].median
+    return 2 * n**3 / interleaved({"matmul": lambda: a @ a}, repeats)["matmul"].spread.median
 
 
 def copy_rate(n: int = 2**26, repeats: int = 10) -> float:
     """Bytes per second, read and written, of a large copy."""
     a, b = torch.ones(n), torch.zeros(n)
-    return 8 * n / interleaved({"copy": lambda: b.copy_(a)}, repeats)["copy"].median
+    return 8 * n / interleaved({"copy": lambda: b.copy_(a)}, repeats)["copy"].spread.median
 
 
 def show(title: str, header: list[str], rows: list[list[str]]) -> None:
@@ -91,6 +112,17 @@ def show(title: str, header: list[str], rows: list[list[str]]) -> None:
             "  "
             + "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
         )
+
+
+def factor(value: float) -> str:
+    """A ratio: three digits, and no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def with_spread(ratio: Sequence[float]) -> str:
+    """A ratio and its quartiles, such as ``39.2x (38.1 to 41.7)``."""
+    median, low, high = (factor(x) for x in ratio)
+    return f"{median}x ({low} to {high})" if low != high else f"{median}x"
 
 
 def readable(seconds: float) -> str:

@@ -7,6 +7,7 @@ Exit codes: 0, all went well; 1, something stopped the command (the message says
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from spherical_loss.experiments.tuned import TUNED
 from spherical_loss.experiments.workers import open_workers, with_threads
 
 T = TypeVar("T")
-FILE_WIDTH = 180  # columns, where the output is a file or a pipe
+FILE_WIDTH = 400  # columns, where the output is a file or a pipe: room for every table
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,27 @@ def reproduce(arguments: Sequence[str], console: Console) -> None:
 
 
 def execute(options: Compare, task: str, name: str, title: str, console: Console) -> None:
+    if not options.losses:
+        raise UsageError(f"--losses needs one loss at least, of: {', '.join(LOSSES)}")
     for loss in options.losses:
         choose("loss", loss, LOSSES)
-    if options.runs < 1:
-        raise UsageError(f"--runs is {options.runs}, but must be at least 1")
+    check_counts(options.seed, runs=options.runs)
     losses, settings = list(dict.fromkeys(options.losses)), with_threads(options.settings, options.workers, options.cluster)
     runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), settings, options.quiet)
     runs = [dataclasses.replace(run, ranks=ranks()) for run in runs]
     with open_workers(options.workers, options.cluster) as workers:
         finished = comparison.execute(runs, options.out, console, options.quiet, options.tensorboard, workers)
-    on_first(lambda: comparison.report(name, title, finished, table_of(task, settings), options.out, console))
+    table = table_of(task, runs[0].settings)  # not ``settings``, which may leave the layers open
+    on_first(lambda: comparison.report(name, title, finished, table, options.out, console))
+
+
+def check_counts(seed: int, **counts: int) -> None:
+    """Raise a :class:`UsageError` for a seed, or a number of things to do, that makes no sense."""
+    if not 0 <= seed < 2**40:  # of which the seeds of all epochs fit into torch's 64 bits
+        raise UsageError(f"--seed is {seed}, but must be at least 0 and below {2**40}")
+    for name, count in counts.items():
+        if count < 1:
+            raise UsageError(f"--{name} is {count}, but must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -122,10 +134,7 @@ def tune(arguments: Sequence[str], console: Console) -> None:
     options = parse(Tune(TASKS[name].settings), rest, f"tune {name}")
     options = dataclasses.replace(options, settings=with_threads(options.settings, options.workers, options.cluster))
     choose("loss", options.loss, LOSSES)
-    if options.trials < 1:
-        raise UsageError(f"--trials is {options.trials}, but must be at least 1")
-    if options.runs < 1:
-        raise UsageError(f"--runs is {options.runs}, but must be at least 1")
+    check_counts(options.seed, trials=options.trials, runs=options.runs)
     with open_workers(options.workers, options.cluster) as workers:
         values = search(name, options, console, workers)
     text = ", ".join(f"{key} = {value:g}" for key, value in values.items())
@@ -306,6 +315,9 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         errors.print(f"spherical-loss: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter still writes in the end
+        return 1
     except OSError as error:  # of this process alone, maybe
         text = f"rank {rank()}: {explain(error)}" if ranks() > 1 else explain(error)
         errors.quiet = False

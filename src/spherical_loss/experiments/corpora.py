@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pooch
 import torch
 from torch import Generator, Tensor
 
@@ -31,6 +33,7 @@ from spherical_loss.experiments.simlex import Pairs, pairs_in, read_simlex
 from spherical_loss.experiments.text import EOS, Corpus, checksums, read_corpus
 
 HELD_OUT = 100_000  # words at most of a validation or test set that is cut from a larger text
+DENSE_OUTPUTS = 10**9  # that are looked at to measure a loss outside the family; up to 10,000 words this is the whole set
 RANKED_VALID, RANKED_TEST = 10**8, 3 * 10**8  # outputs that are looked at to rank the words of a validation or test set
 
 
@@ -71,6 +74,11 @@ class TextSet:
     def ranked(self) -> Tensor:
         """The rows that are ranked."""
         return self.spaced(self.budget)
+
+    @property
+    def with_logits(self) -> Tensor:
+        """The rows on which a loss is measured that needs all the outputs."""
+        return self.spaced(DENSE_OUTPUTS)
 
     def spaced(self, outputs: int) -> Tensor:
         """Rows, evenly spaced, with so many outputs at most; all of them if that is few enough."""
@@ -135,7 +143,8 @@ def one_billion_word(settings: LanguageSettings) -> Source:
 
 def imdb(settings: LanguageSettings) -> Source:
     """The vocabulary is that of all 100,000 reviews, as its usual figures are (197,295 types, 115,517 seen twice or more)."""
-    return Source([existing("imdb/imdb.train.txt")], [], [existing("imdb/imdb.test.txt")], whole_vocabulary=True)
+    train, test = (existing(f"imdb/imdb.{part}.txt", "the reviews of aclImdb, one a line") for part in ("train", "test"))
+    return Source([train], [], [test], whole_vocabulary=True)
 
 
 def text(settings: LanguageSettings) -> Source:
@@ -144,10 +153,11 @@ def text(settings: LanguageSettings) -> Source:
     return Source([Path(settings.file).expanduser()], [], [])
 
 
-def existing(name: str) -> Path:
+def existing(name: str, what: str = "") -> Path:
     path = data_folder() / name
     if not path.is_file():
-        raise UserError(f"{path} is missing; put it there, or point {VARIABLE} to a folder that has {name}")
+        of = f" ({what})" if what else ""
+        raise UserError(f"{path} is missing{of}; put it there, or point {VARIABLE} to a folder that has {name}")
     return path
 
 
@@ -164,9 +174,11 @@ def prepared(find: Find, settings: LanguageSettings, quiet: bool) -> LanguageSet
             f"{len(part):,} words to {verb}" for part, verb in zip(splits, ("train", "validate", "test"), strict=True)
         )
         files = f"{len(source.train)} training file{'s' if len(source.train) > 1 else ''}"
-        ranked = f"top-10 error of {len(splits.test.ranked):,} of them" if len(splits.test.ranked) < len(splits.test) else ""
-        print(f"{files}: {words}{', ' * bool(ranked)}{ranked}; vocabulary of {splits.train.D:,}")
-    return dataclasses.replace(settings, corpus=hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12])
+        few = {"softmax's perplexity": splits.test.with_logits, "top-10 error": splits.test.ranked}
+        fewer = "".join(f", {what} of {len(rows):,} of them" for what, rows in few.items() if len(rows) < len(splits.test))
+        print(f"{files}: {words}{fewer}; vocabulary of {splits.train.D:,}")
+    file = None if settings.file is None else os.path.normpath(settings.file)  # ./corpus.txt is corpus.txt
+    return dataclasses.replace(settings, file=file, corpus=hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12])
 
 
 def load(find: Find, settings: LanguageSettings, quiet: bool = True) -> TextSplits:
@@ -174,14 +186,19 @@ def load(find: Find, settings: LanguageSettings, quiet: bool = True) -> TextSpli
     source = find(settings)
     groups = [group for group in source[:3] if group]
     counted = len(groups) if source.whole_vocabulary else 1
-    corpus = read_corpus(
-        groups, counted, settings.tokens, settings.vocabulary, settings.min_count, data_folder() / "encoded", quiet
-    )
+    corpus = read_corpus(groups, counted, settings.tokens, settings.vocabulary, settings.min_count, encoded_folder(), quiet)
     pairs = vocabulary_pairs(tuple(corpus.words))
     parts = iter(corpus.parts)
     train, valid, test = (np.asarray(next(parts)) if group else None for group in source[:3])
     assert train is not None
     return split(corpus, train, valid, test, pairs, settings)
+
+
+def encoded_folder() -> Path:
+    """``encoded`` beside the data, or, where nothing can be written there, in the user's cache folder."""
+    folder = data_folder() / "encoded"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return folder if os.access(there, os.W_OK) else Path(pooch.os_cache("spherical-loss")) / "encoded"
 
 
 def split(
@@ -210,6 +227,8 @@ def split(
             sets.append(part(array, 0, min(len(array), HELD_OUT) if settings.online else len(array), budget))
     if settings.words is not None:
         last = min(last, settings.words)
+    if settings.online and last < settings.epochs:
+        raise UserError(f"{last} words to train on cannot be cut in {settings.epochs} pieces: lower --epochs, or raise --words")
     whole = part(train, 0, last, RANKED_VALID)
     return TextSplits(dataclasses.replace(whole, pieces=settings.epochs if settings.online else 0), sets[1], sets[0])
 

@@ -24,6 +24,11 @@ import pooch
 from spherical_loss.experiments.errors import UserError
 
 VARIABLE = "SPHERICAL_LOSS_DATA"
+COUNTS = {  # images of the official files
+    "mnist": {"train": 60_000, "t10k": 10_000},
+    "cifar10": {"data_batch": 10_000, "test_batch": 10_000},
+    "cifar100": {"train": 50_000, "test": 10_000},
+}
 
 
 class Pixels(NamedTuple):
@@ -56,7 +61,11 @@ def read_mnist(folder: Path) -> TrainTest:
 
 
 def _read_mnist_part(folder: Path, part: str) -> Pixels:
-    images = read_idx(_found(folder, f"{part}-images-idx3-ubyte", "mnist"), 3, "mnist")
+    path = _found(folder, f"{part}-images-idx3-ubyte", "mnist")
+    images = read_idx(path, 3, "mnist")
+    _check_count(path, len(images), "mnist", part)
+    if images.shape[1:] != (28, 28):
+        raise _damaged(path, f"its images are {images.shape[1]} x {images.shape[2]}, not 28 x 28", "mnist")
     path = _found(folder, f"{part}-labels-idx1-ubyte", "mnist")
     labels = read_idx(path, 1, "mnist")
     if len(images) != len(labels):
@@ -96,19 +105,19 @@ def read_idx(path: Path, dimensions: int, dataset: str) -> np.ndarray:
 @lru_cache(maxsize=1)
 def read_cifar10(folder: Path) -> TrainTest:
     """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32; a record is the label and 3072 bytes."""
-    batches = [folder / "cifar-10-batches-bin" / f"{stem}.bin" for stem in [f"data_batch_{i}" for i in range(1, 6)]]
-    train = Pixels.concatenated([read_cifar(path, 1, 10, "cifar10") for path in batches])
-    return TrainTest(train, read_cifar(folder / "cifar-10-batches-bin" / "test_batch.bin", 1, 10, "cifar10"))
+    folder = folder / "cifar-10-batches-bin"
+    batches = [read_cifar(folder / f"data_batch_{i}.bin", 1, 10, "cifar10", "data_batch") for i in range(1, 6)]
+    return TrainTest(Pixels.concatenated(batches), read_cifar(folder / "test_batch.bin", 1, 10, "cifar10", "test_batch"))
 
 
 @lru_cache(maxsize=1)
 def read_cifar100(folder: Path) -> TrainTest:
     """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32; a record is the coarse label, the fine label and 3072 bytes."""
-    train, test = (read_cifar(folder / "cifar-100-binary" / f"{stem}.bin", 2, 100, "cifar100") for stem in ("train", "test"))
-    return TrainTest(train, test)
+    folder = folder / "cifar-100-binary"
+    return TrainTest(*(read_cifar(folder / f"{part}.bin", 2, 100, "cifar100", part) for part in ("train", "test")))
 
 
-def read_cifar(path: Path, label_bytes: int, D: int, dataset: str) -> Pixels:
+def read_cifar(path: Path, label_bytes: int, D: int, dataset: str, part: str) -> Pixels:
     """Records of ``label_bytes`` labels, of which the last counts, and 3 x 32 x 32 bytes: red, green, blue, row by row."""
     if not path.is_file():
         raise _missing(path, dataset)
@@ -117,6 +126,7 @@ def read_cifar(path: Path, label_bytes: int, D: int, dataset: str) -> Pixels:
     if content.size == 0 or content.size % record:
         raise _damaged(path, f"its {content.size} bytes are not a whole number of records of {record} bytes", dataset)
     records = content.reshape(-1, record)
+    _check_count(path, len(records), dataset, part)
     labels = records[:, label_bytes - 1].copy()
     _check_labels(path, labels, D, dataset)
     images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -131,6 +141,11 @@ def _content(path: Path, dataset: str) -> bytes:
             return file.read()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(path, f"it does not unpack ({error})", dataset) from error
+
+
+def _check_count(path: Path, count: int, dataset: str, part: str) -> None:
+    if count != (expected := COUNTS[dataset][part]):
+        raise _damaged(path, f"it has {count:,} images, not {expected:,}", dataset)
 
 
 def _check_labels(path: Path, labels: np.ndarray, D: int, dataset: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spherical_loss import Loss, SphericalLoss
 from spherical_loss.experiments.corpora import TextSet
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.metrics import reported
 from spherical_loss.experiments.models import activation
 from spherical_loss.experiments.settings import LanguageSettings
 from spherical_loss.experiments.simlex import agreement
@@ -30,7 +31,6 @@ HEADS: dict[str, Callable[[int, int], Any]] = {
     "adaptive": AdaptiveSoftmaxHead,
 }
 BATCH = 500  # examples that are evaluated at once
-DENSE_OUTPUTS = 10**9  # that are looked at to measure a loss outside the family; up to 10,000 words this is the whole set
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows anew for each time
 
 
@@ -151,10 +151,10 @@ def evaluate_language(network: LanguageModel, loss: Loss, data: TextSet) -> dict
     network.eval()
     device = network.embedding.weight.device
     total = 0.0
-    measured = torch.arange(len(data)) if isinstance(loss, SphericalLoss) else data.spaced(DENSE_OUTPUTS)
+    measured = torch.arange(len(data)) if isinstance(loss, SphericalLoss) else data.with_logits
     for rows in measured.split(BATCH):
         total += float(network.objective(*data.batch(rows.to(device)), loss)) * len(rows)
-    value = total / len(measured)
+    value = reported(total / len(measured), loss, data.D)
     nll: float | None = value
     if isinstance(loss, SphericalLoss) and not loss.is_likelihood:
         nll = sampled_nll(network, loss, data)

@@ -34,6 +34,11 @@ def evaluate_classifier(network: Network, loss: Loss, data: Any) -> dict[str, fl
     return classifier_metrics(loss, torch.cat(o), torch.cat(target))
 
 
+def reported(value: float, loss: Loss, D: int) -> float:
+    """A loss as the paper reports it: of the squared error, the mean over the D classes instead of the sum."""
+    return value / D if isinstance(loss, SquaredErrorLoss) else value
+
+
 def classifier_metrics(loss: Loss, o: Tensor, target: Tensor) -> dict[str, float | None]:
     """The metrics of logits ``(N, D)`` and targets ``(N,)``; see :func:`evaluate_classifier`.
 
@@ -46,9 +51,8 @@ def classifier_metrics(loss: Loss, o: Tensor, target: Tensor) -> dict[str, float
     D = o.shape[1]
     best = loss.predict(o, k=min(5, D))
     hit = best == target[:, None]
-    value = float(loss(o, target))
     metrics: dict[str, float | None] = {
-        "loss": value / D if isinstance(loss, SquaredErrorLoss) else value,
+        "loss": reported(float(loss(o, target)), loss, D),
         "nll": None,
         "error": 1 - hit[:, 0].double().mean().item(),
         "top5": 1 - hit.any(1).double().mean().item(),

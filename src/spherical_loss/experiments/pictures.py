@@ -71,13 +71,14 @@ def themed(svg: str, alternative: str) -> str:
     """Matplotlib's file as an element of a page: the page's colours and font, no fixed size, fewer digits, the alternative."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # Of coordinates, that is: ticks are text, and the alternative comes later.
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None
     svg = re.sub(r"<svg[^>]*>", f'<svg {box[0]} role="img" aria-label="{escape(alternative)}">', svg, count=1)
     svg = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", svg)  # of groups; those of clip paths and markers are hashes, and are needed
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
     svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
     for i, color in enumerate(COLORS):
         svg = svg.replace(color, f"var(--c{i})")
@@ -92,6 +93,15 @@ def plain_numbers(axes: Axes) -> None:
     )
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def whole_numbers(axes: Axes) -> None:
+    """A scale of x for epochs, also where there is only one."""
+    low, high = axes.get_xlim()
+    if high - low < 1:
+        axes.set_xticks([round((low + high) / 2)])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def powers_of_ten(axes: Axes) -> None:
@@ -122,7 +132,7 @@ def learning_curves(title: str, group: Group, metric: str) -> Picture | None:
 
     def panel(axes: Axes) -> None:
         plot_curves(axes, group.histories, metric)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(axes)
         plain_numbers(axes)
 
     caption = f"{title}: {name} against epochs; a thin line is a run, a thick one the mean of a loss."

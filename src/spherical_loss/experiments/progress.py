@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from spherical_loss.experiments.settings import Run
 
@@ -118,13 +119,15 @@ class LiveReporter(Reporter):
     """
 
     def __init__(self, console: Console, runs: int) -> None:
+        bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # what a narrow terminal can do without
         self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            *bar,
+            TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            TimeElapsedColumn(table_column=Column(min_width=7, no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
             console=console,
+            expand=True,
         )
         self.all = self.progress.add_task("all runs", total=runs, text=f"0/{runs}")
         self.bars: dict[Run, TaskID] = {}  # of the runs under way, as are these:

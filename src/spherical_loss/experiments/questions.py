@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from spherical_loss.experiments.curves import color_of
-from spherical_loss.experiments.pictures import Picture, picture, plain_numbers, powers_of_ten
-from spherical_loss.experiments.selection import Group, conditions, group_of, grouped
+from spherical_loss.experiments.pictures import Picture, picture, plain_numbers, powers_of_ten, whole_numbers
+from spherical_loss.experiments.selection import Group, group_of, grouped
 from spherical_loss.experiments.significance import interval
 from spherical_loss.experiments.store import StoredRun
 from spherical_loss.experiments.tables import (
@@ -31,14 +31,21 @@ from spherical_loss.experiments.time_curves import time_curve
 PERPLEXITY = Column("perplexity", "perplexity", digits=4)
 
 
+def trained_on(run: StoredRun) -> str:
+    """How much text a run has seen, such as ``at most 2 epochs of the first 100,000 words``."""
+    words = run.settings.get("words")
+    text = f"the first {words:,} words" if words else "the training text"
+    return f"one pass over {text}" if run.settings.get("online") else f"at most {run.settings['epochs']} epochs of {text}"
+
+
 def perplexities(run: StoredRun) -> list[float]:
     """Validation perplexity before training, and after every epoch."""
     return [run.result["start"]["perplexity"], *(record["valid"]["perplexity"] for record in run.history)]
 
 
 def bound_group(runs: Sequence[StoredRun]) -> Group | None:
-    """The finished runs of the task bounds, of those under the same conditions the most."""
-    mine = [run for run in runs if run.task == "bounds" and run.finished]
+    """The finished runs of the task bounds that have a perplexity, of those under the same conditions the most."""
+    mine = [run for run in runs if run.task == "bounds" and run.finished and None not in perplexities(run)]
     return max((group_of(part) for part in grouped(mine)), key=lambda group: len(group.runs), default=None)
 
 
@@ -46,12 +53,14 @@ def bounds_cells(group: Group) -> Cells:
     """A row per loss: perplexity of the validation set at the start, after each epoch, and at its best."""
     by_label = {label: [perplexities(run) for run in group.runs if run.label == label] for label in group.results}
     epochs = max(len(curve) for curves in by_label.values() for curve in curves) - 1
-    headings = ["loss function", "runs", "at the start", *(f"after epoch {k + 1}" for k in range(epochs)), "at its best"]
+    after = [f"after epoch {k + 1}" for k in range(epochs)]
+    headings = ["loss function", "learning rate", "runs", "at the start", *after, "at its best"]
     rows = []
     for label, curves in by_label.items():
         columns = [[curve[k] for curve in curves if k < len(curve)] for k in range(epochs + 1)]
         best = [min(curve[1:]) for curve in curves]
-        rows.append([label_text(label), str(len(curves)), *(mean_text(x, PERPLEXITY) for x in [*columns, best])])
+        rate = f"{group.first(label).settings['lr']:g}"
+        rows.append([label_text(label), rate, str(len(curves)), *(mean_text(x, PERPLEXITY) for x in [*columns, best])])
     return headings, rows
 
 
@@ -82,7 +91,7 @@ def bounds_picture(group: Group) -> Picture:
                 perplexities(run), ".-", color=color_of(run.label), label=None if run.label in named else label_text(run.label)
             )
             named.add(run.label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(axes)
         plain_numbers(axes)
         axes.grid(alpha=0.2)
 
@@ -139,8 +148,7 @@ def gaps(family: Sequence[StoredRun]) -> list[Gap]:
 
 
 def family_title(family: Sequence[StoredRun]) -> str:
-    words = conditions(family[0]).get("words")
-    return f"{family[0].task}{f', the first {words:,} words' if words else ''}"
+    return f"{family[0].task}, {trained_on(family[0])}"
 
 
 def gap_cells(found: Sequence[Gap]) -> Cells:
@@ -209,29 +217,33 @@ def gap_picture(title: str, found: Sequence[Gap]) -> Picture:
 
 
 def equal_time_cells(group: Group) -> Cells:
-    """What each loss has reached when the one that trained the shortest is done."""
+    """What each loss has reached when the one that trained the shortest is done, between two validations in proportion."""
     runs = [run for run in group.runs if run.history]
     limit = min(sum(record["train_seconds"] for record in run.history) for run in runs)
-    headings = ["loss function", "runs", f"perplexity after {limit:,.0f} s", "top-10 error %", "seconds per epoch"]
+    headings = ["loss function", "runs", f"perplexity after {limit:,.0f} s", "top-10 error %", "words in all", "seconds in all"]
     rows = []
     for label in group.results:
         mine = [run for run in runs if run.label == label]
         reached = [[v for run in mine if (v := at_time(run, metric, limit)) is not None] for metric in GAPS]
-        seconds = [run.result["seconds_per_epoch"] for run in mine]
+        words = max(run.settings.get("words") or run.data.get("train", 0) for run in mine)
+        seconds = [sum(record["train_seconds"] for record in run.history) for run in mine]
         rows.append(
             [
                 label_text(label),
                 str(len(mine)),
                 mean_text(reached[0], PERPLEXITY),
                 mean_text(reached[1], Column("top10", "", percent=True)),
-                mean_text(seconds, Column("seconds", "")),
+                f"{words:,}" if words else "-",
+                f"{statistics.fmean(seconds):,.0f}",
             ]
         )
     return headings, rows
 
 
 def at_time(run: StoredRun, metric: str, limit: float) -> float | None:
-    """The last validation within ``limit`` seconds of training."""
+    """The validation after ``limit`` seconds of training, in proportion between the ones before and after it."""
     seconds, values = time_curve(run.history, metric)
-    within = [value for t, value in zip(seconds, values, strict=True) if t <= limit * (1 + 1e-9)]
-    return within[-1] if within else None
+    start = run.result.get("start", {}).get(metric)
+    if start is not None:
+        seconds, values = [0.0, *seconds], [start, *values]
+    return float(np.interp(limit, seconds, values)) if seconds and seconds[0] <= limit else None

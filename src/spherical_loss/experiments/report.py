@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,9 @@ from spherical_loss.experiments.paper import TABLES, Table
 from spherical_loss.experiments.pictures import error_bars, learning_curves, time_curves, tuning_picture
 from spherical_loss.experiments.runs import write_atomically
 from spherical_loss.experiments.selection import Group, counterpart, group_of, grouped, scaled_down, table_groups
-from spherical_loss.experiments.store import StoredRun, Study, read_runs, read_studies
+from spherical_loss.experiments.store import StoredRun, Study, read_missing, read_runs, read_studies
 from spherical_loss.experiments.tables import (
+    BESIDE,
     CLAIM_HEADINGS,
     COLUMNS,
     Cells,
@@ -33,11 +33,12 @@ from spherical_loss.experiments.tables import (
 )
 
 TITLE = "Softmax alternatives of the spherical family: results"
-INTERVALS = ("nll", "error", "perplexity", "top10")
 RULE = (
-    "The rule: a claim is confirmed where a one-sided t-test on our runs has p < 0.05 for it, contradicted where it has p < "
-    "0.05 for the opposite, and undecided otherwise. A single run of each loss decides nothing. Runs with the same seed share "
-    "their split and initial weights and are compared in pairs, n of them. The difference is positive where the claim holds."
+    "The rule: a claim is confirmed where the 95% interval of the difference lies on its side of zero (a t-test on our runs, "
+    "p < 0.025 one-sided), contradicted where it lies on the other, and undecided otherwise. Of forty claims about runs that "
+    "do not differ, two would be decided by chance. What is decided holds for our runs: where they are far shorter than the "
+    "paper's, it is no evidence about its own. A single run of each loss decides nothing. Runs with the same seed share their "
+    "split and initial weights and are compared in pairs, n of them. The difference is positive where the claim holds."
 )
 
 
@@ -49,7 +50,7 @@ def write_report(results: Path, out: Path, readme: Path | None) -> None:
             f"{results} has no results: neither {results / 'runs'} nor {results / 'tuning'} has a line; train some runs, and "
             "add them with 'spherical-loss collect RUNS'"
         )
-    missing = json.loads(path.read_text()) if (path := results / "missing.json").exists() else {}
+    missing = read_missing(results)
     notes = path.read_text(encoding="utf-8") if (path := results / "notes.md").exists() else ""
     write_atomically(out, html_report(runs, studies, missing, notes).encode())
     if readme is not None:
@@ -121,7 +122,7 @@ def table_cells(group: Group, table: Table) -> Cells:
     results: Results = group.results
     run = {loss_of(label) for label in results}
     absent = [loss for loss in table.losses if loss not in run]
-    headings, rows = result_cells({**results, **{loss: {} for loss in absent}}, table, INTERVALS)
+    headings, rows = result_cells({**results, **{loss: {} for loss in absent}}, table)
     notes = [scaled_down(group, label, table) for label in results] + ["no runs yet"] * len(absent)
     return main_first(headings, rows, main_metric(table), "scaled down", notes)
 
@@ -130,7 +131,7 @@ def main_first(headings: list[str], rows: list[list[str]], metric: str, title: s
     """The columns of the main metric before the others, and after them ``notes``: what a phone shows without scrolling."""
     heading = next(column.heading for column in COLUMNS if column.metric == metric)
     start = stop = headings.index(heading)
-    while (stop := stop + 1) < len(headings) and headings[stop] in ("paper", "95% interval"):
+    while (stop := stop + 1) < len(headings) and headings[stop] in BESIDE:
         pass
     first, others = [0, 1, *range(start, stop)], [*range(2, start), *range(stop, len(headings))]
 
@@ -142,7 +143,7 @@ def main_first(headings: list[str], rows: list[list[str]], metric: str, title: s
 
 def missing_cells(table: Table, reason: str) -> Cells:
     """The paper's figures, and why there are none of ours."""
-    headings, rows = result_cells({loss: {} for loss in table.losses}, table, ())
+    headings, rows = result_cells({loss: {} for loss in table.losses}, table)
     return main_first(headings, rows, main_metric(table), "ours", [reason] * len(rows))
 
 
@@ -209,7 +210,10 @@ def bounds_section(runs: Sequence[StoredRun]) -> Section | None:
             "The paper trained language models by minimizing upper bounds of log-softmax, and found that it degraded the "
             "perplexity of the start, where the network gives the frequencies of the words."
         ),
-        page.table("Validation perplexity, mean (standard deviation) over runs", *questions.bounds_cells(group)),
+        page.table(
+            f"Validation perplexity, mean (standard deviation) over runs; {questions.trained_on(group.runs[0])}",
+            *questions.bounds_cells(group),
+        ),
         page.table("Does it get worse than at the start, after the last epoch?", *questions.bounds_claims(group)),
         pictures(questions.bounds_picture(group)),
     ]
@@ -246,7 +250,7 @@ def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
         title = f"{task}, {D}"
         body += [
             page.table(f"{title}: on the validation set after the same time of training", *questions.equal_time_cells(group)),
-            page.table(f"{title}: on the test set, after the whole run", *result_cells(group.results, None, INTERVALS)),
+            page.table(f"{title}: on the test set, after the whole run", *result_cells(group.results, None)),
             pictures(time_curves(title, group, ["perplexity", "top10"])),
         ]
     return Section("large-vocabulary", "The large vocabulary, at equal time", "\n".join(body))
@@ -256,7 +260,9 @@ def others_section(runs: Sequence[StoredRun]) -> Section | None:
     """Whatever is in the store and in no other section."""
     shown = {run.name for name in TABLES for group in table_groups(name, runs) for run in (*group.runs, *group.left_out)}
     shown |= {run.name for family in questions.families(runs) for run in family}
-    shown |= {run.name for run in runs if run.task == "bounds" or run.settings.get("vocabulary") == "full"}
+    if bounds := questions.bound_group(runs):
+        shown |= {run.name for run in bounds.runs}
+    shown |= {run.name for run in runs if run.settings.get("vocabulary") == "full"}
     left = [run for run in runs if run.name not in shown]
     body = []
     for part in grouped(left):
@@ -265,11 +271,14 @@ def others_section(runs: Sequence[StoredRun]) -> Section | None:
         kept = {
             k: v for k, v in group.conditions.items() if k in ("epochs", "width", "split", "vocabulary", "words", "activation")
         }
-        title = f"{part[0].task} ({', '.join(f'{key} {value}' for key, value in kept.items())})"
+        rates = ", ".join(f"{label_text(label)} {group.first(label).settings['lr']:g}" for label in group.results)
+        title = f"{part[0].task} ({', '.join(f'{key} {value}' for key, value in kept.items())}; learning rates: {rates})"
         body += [
-            page.table(title, *result_cells(group.results, None, INTERVALS)),
+            page.table(title, *result_cells(group.results, None)),
             pictures(error_bars(title, group, None, metric), learning_curves(title, group, metric)),
         ]
+        if group.left_out:
+            body.append(paragraph(left_out_text(group)))
     return Section("others", "Other runs", "\n".join(body)) if body else None
 
 

@@ -30,6 +30,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from spherical_loss.experiments.data import VARIABLE, data_folder
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.locks import locked
 from spherical_loss.experiments.settings import Run
@@ -49,7 +50,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise _named(error, path) from error
+        raise named(error, path) from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -63,7 +64,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _named(error: OSError, path: Path) -> OSError:
+def named(error: OSError, path: Path) -> OSError:
     """The same error with the file's name, which write and fsync do not give."""
     return OSError(error.errno, error.strerror, str(path))
 
@@ -74,8 +75,17 @@ def explain(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left to write {where}: free some and run the same command again; finished runs are kept"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"no permission for {where}: choose another folder with --out, or change its permissions"
+        return f"no permission for {where}: change its permissions, or choose another place ({place_of(where)})"
+    if error.errno == errno.ENOTDIR:
+        return f"{where} is no place for a file, since a part of it is not a folder: choose another ({place_of(where)})"
     return f"{where}: {error.strerror or error}"
+
+
+def place_of(where: str) -> str:
+    """What says where a file goes."""
+    if data_folder().absolute() in Path(where).absolute().parents:
+        return f"the variable {VARIABLE}"
+    return "--out"
 
 
 def to_json(value: Any) -> bytes:
@@ -93,7 +103,10 @@ def read_json(path: Path) -> Any:
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl; a line that was cut short is left out."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete {path.parent} to repeat this run") from error
 
 
 def environment() -> dict[str, Any]:
@@ -128,7 +141,7 @@ class RunFolder:
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:
+        except (FileExistsError, NotADirectoryError) as error:
             raise UserError(f"{self.path} is in the way: it is not a folder; move it, or choose another with --out") from error
 
     def create(self) -> None:
@@ -156,7 +169,7 @@ class RunFolder:
             with open(path, "a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise _named(error, path) from error
+            raise named(error, path) from error
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         buffer = io.BytesIO()

@@ -142,7 +142,9 @@ def paper_settings(table: Table, loss: str) -> dict[str, Any]:
 def differences(run: StoredRun, table: Table) -> list[str]:
     """How a run differs from the paper, in words."""
     paper = paper_settings(table, run.loss)
-    used = {key for key in run.settings if key != "width" or run.settings.get("layers") != 0}
+    unused = {"width"} if run.settings.get("layers") == 0 else set()
+    unused |= {"epochs", "patience"} if run.settings.get("online") else set()  # the pieces of one pass
+    used = run.settings.keys() - unused
     found = [
         f"{text.format(readable(run.settings[key]))} instead of {readable(paper[key])}"
         for key, text in COMPARED.items()

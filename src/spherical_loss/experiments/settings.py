@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -83,9 +84,10 @@ class LanguageSettings(Settings):
     """Words that are told apart, with <unk> and <eos>; full: all that occur --min-count times."""
     min_count: int = 2
     """How often a word of the full vocabulary occurs, at least."""
-    tokens: Literal["spaces", "words"] = "spaces"
+    tokens: Literal["spaces", "words", "unicode"] = "spaces"
     """What a word is: whatever stands between spaces, or, in raw text, letters with inner apostrophes, digits with inner
-    points and commas, and every other character alone."""
+    points and commas, and every other character alone. For words, letters are those from a to z; for unicode, those of all
+    scripts."""
     file: str | None = None
     """The text, in UTF-8 (for the task text)."""
     words: int | None = None
@@ -164,6 +166,8 @@ def check(settings: Settings) -> None:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         option = "--" + field.name.replace("_", "-")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{option} is {value}, but must be a finite number")
         if field.name in positive and value is not None and not value > 0:
             raise UserError(f"{option} is {value}, but must be greater than 0")
         if field.name == "weight_decay" and not value >= 0:
@@ -178,6 +182,8 @@ def check(settings: Settings) -> None:
 
 
 def check_language(settings: LanguageSettings) -> None:
+    if not settings.head:
+        raise UserError("--head needs one head at least, of: dense, gram, factored, sampled, adaptive")
     if settings.layers is not None and settings.layers < 0:
         raise UserError(f"--layers is {settings.layers}, but must not be negative")
     if settings.momentum or settings.weight_decay:
@@ -189,7 +195,7 @@ def check_language(settings: LanguageSettings) -> None:
 
 def check_device(name: str) -> None:
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()  # which the device meta cannot
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"--device is {name!r}, which torch cannot use here ({reason}); cpu works everywhere") from error

@@ -31,9 +31,9 @@ def read_simlex(path: Path) -> list[tuple[str, str, float]]:
     """The pairs of ``SimLex-999.txt`` and their scores; none if there is no such file."""
     if not path.is_file():
         return []
-    header, *lines = path.read_text(encoding="utf-8").splitlines()
-    names = header.split("\t")
     try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        names = header.split("\t")
         first, second, score = (names.index(name) for name in ("word1", "word2", "SimLex999"))
         rows = [line.split("\t") for line in lines]
         return [(row[first], row[second], float(row[score])) for row in rows]

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.locks import locked
@@ -22,6 +22,8 @@ from spherical_loss.experiments.runs import read_history, read_json, write_atomi
 from spherical_loss.experiments.settings import label_of
 
 DIGITS = 6
+Line = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,36 @@ class Study:
 
 def read_runs(results: Path) -> list[StoredRun]:
     """All runs of the store, sorted by task, loss and seed."""
-    return [run_of(line) for path in sorted((results / "runs").glob("*.jsonl")) for line in read_lines(path)]
+    return read_all(results / "runs", run_of)
 
 
 def read_studies(results: Path) -> list[Study]:
-    return [Study(**line) for path in sorted((results / "tuning").glob("*.jsonl")) for line in read_lines(path)]
+    return read_all(results / "tuning", lambda line: Study(**line))
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_missing(results: Path) -> dict[str, str]:
+    """Why there are no runs of a task, by task: missing.json, which is written by hand."""
+    path = results / "missing.json"
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise UserError(f'{path} is damaged ({error}); it is of the form {{"task": "why it was not run"}}') from error
+
+
+def read_all(folder: Path, made_of: Callable[[Line], T]) -> list[T]:
+    """What the lines of all files of a folder say."""
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(read_lines(path), 1):
+            try:
+                found.append(made_of(line))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise UserError(f"{path}, line {number}, is none that 'spherical-loss collect' writes ({reason})") from error
+    return found
+
+
+def read_lines(path: Path) -> list[Line]:
     lines = []
     for number, text in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
         try:
@@ -173,9 +197,6 @@ def add_studies(results: Path, studies: Iterable[Study]) -> int:
         key=lambda line: (line["loss"], line["name"]),
         newer=lambda old, new: len(new["trials"]) > len(old["trials"]),
     )
-
-
-Line = dict[str, Any]
 
 
 def merge(

@@ -35,6 +35,7 @@ COLUMNS = (
     Column("nll", "neg. log-lik."),
     Column("error", "error %", percent=True),
     Column("perplexity", "perplexity", digits=4),
+    Column("measured", "on words", digits=6),
     Column("start", "valid. perplexity at start", digits=4),
     Column("valid", "valid. perplexity", digits=4),
     Column("top5", "top-5 error %", percent=True),
@@ -146,9 +147,15 @@ def figure_text(figure: Figure | None, column: Column) -> str:
 Cells = tuple[list[str], list[list[str]]]
 
 
-def result_cells(results: Results, paper: Table | None, intervals: Sequence[str] = ("error",)) -> Cells:
-    """Headings and rows: a row per loss, the paper's figure after each of ours that it has, and confidence intervals of the
-    metrics ``intervals``; no columns without a number."""
+INTERVALS = ("nll", "error", "perplexity", "top10")
+"""The metrics that have a confidence interval in a table."""
+BESIDE = ("paper", "95% interval")
+"""Headings of what stands beside a metric."""
+
+
+def result_cells(results: Results, paper: Table | None) -> Cells:
+    """Headings and rows: a row per loss, the paper's figure after each of ours that it has, and confidence intervals; no
+    columns without a number."""
     headings = ["loss function", "runs"]
     paper_rows = [] if paper is None else list(paper.rows.values())
     in_paper = {field.name for field in fields(Row) if any(getattr(row, field.name) is not None for row in paper_rows)}
@@ -157,7 +164,7 @@ def result_cells(results: Results, paper: Table | None, intervals: Sequence[str]
         headings.append(column.heading)
         if column.metric in in_paper:
             headings.append("paper")
-        if column.metric in intervals:
+        if column.metric in INTERVALS:
             headings.append("95% interval")
     rows = []
     for label, runs in results.items():
@@ -170,7 +177,7 @@ def result_cells(results: Results, paper: Table | None, intervals: Sequence[str]
             row.append(mean_text(values, column))
             if column.metric in in_paper:
                 row.append(figure_text(getattr(figures, column.metric), column))
-            if column.metric in intervals:
+            if column.metric in INTERVALS:
                 row.append(interval_text(values, column))
         rows.append(row)
     return headings, rows
@@ -200,12 +207,15 @@ def undecided_row(text: str, difference: str = "-", n: str = "-", why: str = "tw
 
 
 def verdict(found: Comparison | None) -> str:
-    """What a test says of a claim: at the 5% level for it, for the opposite, or neither; single runs decide nothing.
+    """What a test says of a claim: for it, for the opposite, where the 95% interval lies on that side of zero, or neither.
 
-    >>> verdict(None), verdict(paired({0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.1})), verdict(paired({0: 2.0, 1: 3.1}, {0: 1.0, 1: 2.0}))
+    Single runs decide nothing.
+
+    >>> low, high = {0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.01}
+    >>> verdict(None), verdict(paired(low, high)), verdict(paired(high, low))
     ('undecided', 'confirmed', 'contradicted')
     """
-    return "undecided" if found is None or 0.05 <= found.p <= 0.95 else "confirmed" if found.p < 0.05 else "contradicted"
+    return "undecided" if found is None or 0.025 <= found.p <= 0.975 else "confirmed" if found.p < 0.025 else "contradicted"
 
 
 CLAIM_HEADINGS = ["claim of the paper", "here", "mean difference", "95% interval", "p (one-sided)", "test", "n"]
@@ -229,16 +239,22 @@ DROPPED_FIRST = (
     "calibration %",
     "top-5 error %",
     "test",
-    "neg. log-lik.",
+    "on words",
     "of words",
     "pairs",
+    "neg. log-lik.",
+    "valid. perplexity at start",
     "valid. perplexity",
-    "s / epoch",
-    "95% interval",
+    "s to best",
     "SimLex out",
-    "error %",
+    "SimLex in",
+    "s / epoch",
     "loss",
+    "95% interval",
+    "epochs",
 )
+"""What a table can do without, the first ones soonest; what it is about comes last."""
+DROPPED_LAST = {"perplexity": ("error %", "top-10 error %", "runs"), "error %": ("runs",)}
 
 
 def rich_table(console: Console, title: str, headings: list[str], rows: list[list[str]]) -> RichTable:
@@ -248,12 +264,30 @@ def rich_table(console: Console, title: str, headings: list[str], rows: list[lis
         table.add_column(heading, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    dropped = next((heading for heading in DROPPED_FIRST if heading in headings), None)
+    main = next((heading for heading in DROPPED_LAST if heading in headings), "")
+    order = (*DROPPED_FIRST, *DROPPED_LAST.get(main, ()))
+    dropped = next((heading for heading in order if heading in headings), None)
     wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     if dropped is None or wanted <= console.width:
         return table
-    keep = [i for i, heading in enumerate(headings) if heading != dropped]
+    keep = without(headings, dropped)
     return rich_table(console, title, [headings[i] for i in keep], [[row[i] for i in keep] for row in rows])
+
+
+def without(headings: Sequence[str], dropped: str) -> list[int]:
+    """Where the columns are that are left without one, and without what stands beside it.
+
+    >>> without(["loss", "paper", "error %", "paper", "95% interval"], "loss")
+    [2, 3, 4]
+    >>> without(["loss", "paper", "error %", "paper", "95% interval"], "95% interval")
+    [0, 1, 2, 3]
+    """
+    keep, beside = [], False
+    for i, heading in enumerate(headings):
+        beside = heading == dropped or (beside and heading in BESIDE)
+        if not beside:
+            keep.append(i)
+    return keep
 
 
 def markdown_table(title: str, headings: list[str], rows: list[list[str]]) -> str:

@@ -64,7 +64,8 @@ def open_values(task: str, loss: str, settings: Settings) -> dict[str, Any]:
     """Values for what ``settings`` leave open: the task's and the loss's defaults, and over them the tuned ones."""
     entry = TASKS[task]
     shallow = entry.shallow.get(loss, {}) if getattr(settings, "layers", None) == 0 else {}
-    return {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **shallow, **tuned_values(task, loss)}
+    tuned = tuned_values(task, loss, settings)
+    return {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **shallow, **tuned}
 
 
 @lru_cache(maxsize=1)
@@ -155,7 +156,10 @@ RATES: dict[str, dict[str, Any]] = {
 SHALLOW: dict[str, dict[str, Any]] = {"softmax": {"lr": 0.1}, "spherical": {"lr": 0.03}, "taylor": {"lr": 0.1}}
 # At its rate above, the spherical softmax with three layers collapses late in the first epoch of Penn Treebank (a validation
 # perplexity of 14,800); at 0.3 it has 347 after it.
-TABLE_5 = {"spherical": {"layers": 3, "width": 1264, "lr": 0.3}, "taylor": {"layers": 3, "width": 1427}}
+TABLE_5: dict[str, dict[str, Any]] = {
+    "spherical": {"layers": 3, "width": 1264, "lr": 0.3},
+    "taylor": {"layers": 3, "width": 1427},
+}
 PTB_VALUES = {loss: {"layers": 2, "width": 809, **rates, **TABLE_5.get(loss, {})} for loss, rates in RATES.items()}
 ONLINE_VALUES = {loss: {"layers": 1, "width": 1000, **rates} for loss, rates in RATES.items()}
 LANGUAGE_LOSSES = ("softmax", "abs", "spherical", "taylor", "z")
@@ -229,7 +233,7 @@ TASKS: dict[str, Task] = {
     "text": language_task(
         "any text file: --file corpus.txt --vocabulary 50000",
         corpora.text,
-        language_settings(epochs=20, patience=5, tokens="words"),
+        language_settings(epochs=20, patience=5, tokens="unicode"),
         ("softmax", "spherical", "taylor"),
         ONLINE_VALUES,
     ),

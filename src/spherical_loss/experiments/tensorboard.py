@@ -33,3 +33,12 @@ def event_writer(folder: Path, epoch: int) -> EventWriter:
     except ImportError as error:
         raise UserError("--tensorboard needs TensorBoard: pip install 'spherical-loss[tensorboard]'") from error
     return EventWriter(SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1))
+
+
+def write_events(folder: Path, history: list[dict[str, Any]]) -> None:
+    """The events of a run that was finished before, if it has none."""
+    if not (folder / "tensorboard").exists():
+        writer = event_writer(folder, 0)
+        for record in history:
+            writer.add(record)
+        writer.close()

@@ -1,10 +1,12 @@
 """Text as numbers: tokens, a vocabulary, and encoded corpora that are cached as memory-mapped arrays.
 
-Two kinds of tokens (``--tokens``):
+Three kinds of tokens (``--tokens``):
 
 - ``spaces``: what stands between spaces, for corpora that were tokenized by their makers.
-- ``words``: for raw text; a word is a run of letters a-z in either case with inner apostrophes (``don't``), or of digits with
-  inner points and commas (``1,000.50``); every other character but a space is a token of its own, and ``<br />`` is a space.
+- ``words``: for raw English text; a word is a run of letters a-z in either case with inner apostrophes (``don't``), or of
+  digits with inner points and commas (``1,000.50``); every other character but a space is a token of its own, and ``<br />`` is
+  a space. The counts of the IMDB reviews that are usually given are those of such words.
+- ``unicode``: the same with the letters and digits of all scripts, and the accents that are characters of their own.
 
 Case is kept, and the end of every line is the token ``<eos>``. Files are read twice, in blocks: to count the words, and to
 write their numbers. So neither the text nor a line needs to fit into memory; only the vocabulary does, which is kept below
@@ -31,6 +33,7 @@ import numpy as np
 from tqdm import tqdm
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.runs import named, write_atomically
 
 EOS, UNK = "<eos>", "<unk>"
 BLOCK = 2**22  # bytes that are read at once
@@ -39,6 +42,8 @@ MAX_TYPES = 2**22  # word types that are counted at once: some 500 MB
 FORMAT = 1  # of the cached files; part of their key
 
 WORDS = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*|[0-9]+(?:[.,][0-9]+)*|\n|\S")
+LETTER = r"(?:[^\W\d_][\u0300-\u036f]*)"  # and the accents after it
+UNICODE_WORDS = re.compile(rf"{LETTER}+(?:['\u2019]{LETTER}+)*|\d+(?:[.,]\d+)*|\n|\S")
 
 
 def split_spaces(text: str) -> list[str]:
@@ -57,7 +62,15 @@ def split_words(text: str) -> list[str]:
     return [EOS if token == "\n" else token for token in WORDS.findall(text.replace("<br />", " "))]
 
 
-TOKENS: dict[str, Callable[[str], list[str]]] = {"spaces": split_spaces, "words": split_words}
+def split_unicode(text: str) -> list[str]:
+    """
+    >>> split_unicode("It's 1,000.50 (naïve) Größe привет_1\\n")
+    ["It's", '1,000.50', '(', 'naïve', ')', 'Größe', 'привет', '_', '1', '<eos>']
+    """
+    return [EOS if token == "\n" else token for token in UNICODE_WORDS.findall(text.replace("<br />", " "))]
+
+
+TOKENS: dict[str, Callable[[str], list[str]]] = {"spaces": split_spaces, "words": split_words, "unicode": split_unicode}
 
 
 @dataclass(frozen=True)
@@ -173,7 +186,7 @@ def choose_words(counts: Counter[str], vocabulary: int | str, min_count: int, na
     if vocabulary > len(words) + 2:
         raise UserError(
             f"--vocabulary is {vocabulary}, but {name} has only {len(words)} words, {len(words) + 2} with {UNK} and {EOS}; use "
-            f"--vocabulary {len(words) + 2} or less, or --vocabulary full"
+            f"--vocabulary {len(words) + 2} or less, or --vocabulary full; if it should have more words, the file is not whole"
         )
     return [UNK, EOS, *words[: vocabulary - 2]]
 
@@ -209,15 +222,25 @@ def read_corpus(
     """
     key = hashlib.sha256(json.dumps([FORMAT, checksums(groups), counted, tokens, vocabulary, min_count]).encode()).hexdigest()
     folder = cache / key[:20]
-    if not folder.is_dir():
-        files = [path for group in groups[:counted] for path in group]
-        counts = count_words(files, tokens, quiet)
-        name = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
-        words = choose_words(counts, vocabulary, min_count, name)
-        write_corpus(folder, groups, words, len(counts.keys() - {EOS, UNK}), tokens, quiet)
+    if folder.is_dir():
+        try:
+            return open_corpus(folder, len(groups))
+        except (ValueError, KeyError, FileNotFoundError):  # damaged, or of an older version
+            shutil.rmtree(folder)
+    files = [path for group in groups[:counted] for path in group]
+    counts = count_words(files, tokens, quiet)
+    name = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+    words = choose_words(counts, vocabulary, min_count, name)
+    write_corpus(folder, groups, words, len(counts.keys() - {EOS, UNK}), tokens, quiet)
+    return open_corpus(folder, len(groups))
+
+
+def open_corpus(folder: Path, groups: int) -> Corpus:
     stored = json.loads((folder / "words.json").read_text())
     # Copy-on-write, since torch takes no read-only arrays; nothing is copied, for nothing writes.
-    parts = [np.memmap(folder / f"{i}.i32", np.int32, "c") for i in range(len(groups))]
+    parts = [np.memmap(folder / f"{i}.i32", np.int32, "c") for i in range(groups)]
+    if [len(part) for part in parts] != stored["lengths"]:
+        raise ValueError(f"{folder} has other lengths than {stored['lengths']}")
     return Corpus(stored["words"], parts, stored["types"])
 
 
@@ -227,6 +250,7 @@ def write_corpus(
     """Everything into a folder of another name, which is renamed in the end: a killed process leaves no half corpus."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
+    lengths = []
     try:
         with progress_bar("encoding", [path for group in groups for path in group], quiet) as bar:
             for i, group in enumerate(groups):
@@ -236,9 +260,14 @@ def write_corpus(
                         encode(path, words, tokens, file, bar)
                         if file.tell() == before:
                             raise UserError(f"{path} is empty: it has no words")
-        (partial / "words.json").write_text(json.dumps({"types": types, "words": words}))
+                    file.flush()
+                    os.fsync(file.fileno())
+                    lengths.append(file.tell() // 4)
+        write_atomically(partial / "words.json", json.dumps({"types": types, "lengths": lengths, "words": words}).encode())
         if not folder.is_dir():  # another process may have been faster
             os.replace(partial, folder)
+    except OSError as error:
+        raise named(error, folder) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

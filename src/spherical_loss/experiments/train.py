@@ -12,15 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from spherical_loss.experiments.distributed import Objective, device_of, objective_of, on_first, part_of, rank, summed
+from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.losses import make_loss
+from spherical_loss.experiments.metrics import reported
 from spherical_loss.experiments.models import Network
 from spherical_loss.experiments.progress import Reporter
 from spherical_loss.experiments.runs import RunFolder
 from spherical_loss.experiments.settings import Run, Settings
 from spherical_loss.experiments.tasks import TASKS
-from spherical_loss.experiments.tensorboard import event_writer
+from spherical_loss.experiments.tensorboard import event_writer, write_events
 
 DEFAULT_THREADS = torch.get_num_threads()
 CHECK_EVERY = 50  # steps between looks at the loss
@@ -68,6 +71,8 @@ def train(
             on_first(lambda: held.enter_context(folder.lock(wait, waiting)))
             if (result := on_first(folder.result)) is None:
                 return train_in(folder, reporter, checkpoint_seconds, tensorboard)
+    if tensorboard:
+        on_first(lambda: write_events(folder.path, folder.history()))
     reporter.kept(run, result)
     return result
 
@@ -111,7 +116,7 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
             record = {
                 "epoch": progress.epoch + 1,
                 "lr": optimizer.param_groups[0]["lr"],
-                "train_loss": train_loss,
+                "train_loss": reported(train_loss, loss, train_set.D),
                 "valid": valid,
                 "train_seconds": trained - began,
                 "seconds": time.perf_counter() - began,
@@ -152,7 +157,7 @@ def train_epoch(
     generator = torch.Generator().manual_seed(run.seed * 1_000_003 + epoch)
     order = data.order(epoch, generator)
     device = next(network.parameters()).device
-    batches = order.split(run.settings.batch_size)
+    batches = batches_of(order, run.settings.batch_size, network)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for step, rows in enumerate(batches):
         x, target = data.batch(rows.to(device), generator)
@@ -168,6 +173,17 @@ def train_epoch(
                 raise DivergedError(f"the training loss is {float(value)} at step {step + 1} of epoch {epoch + 1}")
             reporter.step(run, epoch, step + 1, len(batches), float(value))
     return float(summed(total)) / len(order)
+
+
+def batches_of(order: Tensor, size: int, network: nn.Module) -> list[Tensor]:
+    """The rows of each step. A last batch of one, of which batch normalization makes nothing, joins the one before it."""
+    batches = list(order.split(size))
+    if any(isinstance(module, _BatchNorm) for module in network.modules()):
+        if size == 1:
+            raise UserError("--batch-size is 1, but this network has batch normalization, which needs two examples at least")
+        if len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
 
 
 def after_epoch(

@@ -53,6 +53,7 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     check(settings)
     check_loss(loss, settings)
     settings = task.prepare(settings, options.quiet)
+    options = dataclasses.replace(options, settings=settings)  # with the checksum of a text: a study is about one
     criterion = judged_by(loss, settings.monitor)
 
     def objective(trial: optuna.Trial) -> float:
@@ -82,8 +83,16 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
         raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
     values = {key: rounded(value) for key, value in best.params.items()}
     found = {"monitor": criterion, "best": best.value, "trials": trials, "runs": runs, "epochs": settings.epochs}
+    found["settings"] = given(settings, task.settings)
     store_tuned(name, loss, values, found, options.store)
     return values
+
+
+def given(settings: Settings, default: Settings) -> dict[str, Any]:
+    """What of the settings is not the task's own, but for what never decides a rate."""
+    both = dataclasses.asdict(settings), dataclasses.asdict(default)
+    incidental = {"epochs", "patience", "device", "threads", "corpus", "lr"}
+    return {key: value for key, value in both[0].items() if value != both[1][key] and key not in incidental}
 
 
 def judged_by(loss: str, monitor: str) -> str:
