@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from spherical_loss.experiments import cli, download
+from spherical_loss.experiments import cli, data, download
 from spherical_loss.experiments.download import Download
 from spherical_loss.experiments.errors import UserError
-from tests.experiments.conftest import write_cifar10, write_mnist
+from tests.experiments.conftest import SMALL_COUNTS, write_cifar10, write_mnist
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -151,6 +151,7 @@ def test_mnist_from_the_command_line(offer, tmp_path: Path, monkeypatch, capsys)
     files = sorted((tmp_path / "source/mnist").iterdir())
     monkeypatch.setitem(download.DATASETS, "mnist", tuple(offer(f"mnist/{path.name}", path.read_bytes()) for path in files))
     monkeypatch.setenv("SPHERICAL_LOSS_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(data, "COUNTS", SMALL_COUNTS)
     assert cli.main(["data", "get", "mnist"]) == 0
     assert "mnist is complete in" in capsys.readouterr().out
     assert sorted(os.listdir(tmp_path / "data/mnist")) == [path.name for path in files]
@@ -166,6 +167,7 @@ def test_archives_are_unpacked(offer, server, tmp_path: Path, monkeypatch) -> No
     item = offer("cifar-10-binary.tar.gz", buffer.getvalue(), download.DATASETS["cifar10"][0].members)
     monkeypatch.setitem(download.DATASETS, "cifar10", (item,))
     monkeypatch.setenv("SPHERICAL_LOSS_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(data, "COUNTS", SMALL_COUNTS)
     for _ in range(2):  # the second time everything is there
         assert cli.main(["data", "get", "cifar10", "--quiet"]) == 0
     assert os.listdir(tmp_path / "data") == ["cifar-10-batches-bin"]
