@@ -112,7 +112,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_letters_of_all_scripts() -> None:
-    assert text.split_unicode("don\u2019t 日本語 e\u0301te\u0301 x_1,5<br />1.000,5\n") == [
+    assert text.TOKENS["unicode"]("don\u2019t 日本語 e\u0301te\u0301 x_1,5<br />1.000,5\n") == [
         *("don\u2019t", "日本語", "e\u0301te\u0301", "x", "_", "1,5", "1.000,5", "<eos>")
     ]
 

@@ -206,7 +206,7 @@ def report(arguments: Sequence[str], console: Console) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure the losses and heads side by side with what people use instead; the whole takes some forty minutes."""
+    """Measure the losses and heads side by side with what people use instead; the whole takes some 35 minutes."""
 
     parts: tuple[str, ...]
     """What to measure, of: losses, gram, side-by-side, refactoring, growth, mnist, language, quality."""

@@ -24,7 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
 from typing import IO
@@ -54,23 +54,21 @@ def split_spaces(text: str) -> list[str]:
     return text.replace("\n", f" {EOS} ").split()
 
 
-def split_words(text: str) -> list[str]:
+def split_words(text: str, words: re.Pattern[str] = WORDS) -> list[str]:
     """
     >>> split_words("It's 1,000.50 (naïve)<br />No\\n")
     ["It's", '1,000.50', '(', 'na', 'ï', 've', ')', 'No', '<eos>']
+    >>> split_words("(naïve) Größe привет_1\\n", UNICODE_WORDS)
+    ['(', 'naïve', ')', 'Größe', 'привет', '_', '1', '<eos>']
     """
-    return [EOS if token == "\n" else token for token in WORDS.findall(text.replace("<br />", " "))]
+    return [EOS if token == "\n" else token for token in words.findall(text.replace("<br />", " "))]
 
 
-def split_unicode(text: str) -> list[str]:
-    """
-    >>> split_unicode("It's 1,000.50 (naïve) Größe привет_1\\n")
-    ["It's", '1,000.50', '(', 'naïve', ')', 'Größe', 'привет', '_', '1', '<eos>']
-    """
-    return [EOS if token == "\n" else token for token in UNICODE_WORDS.findall(text.replace("<br />", " "))]
-
-
-TOKENS: dict[str, Callable[[str], list[str]]] = {"spaces": split_spaces, "words": split_words, "unicode": split_unicode}
+TOKENS: dict[str, Callable[[str], list[str]]] = {
+    "spaces": split_spaces,
+    "words": split_words,
+    "unicode": partial(split_words, words=UNICODE_WORDS),
+}
 
 
 @dataclass(frozen=True)
@@ -248,13 +246,13 @@ def write_corpus(
     folder: Path, groups: Sequence[Sequence[Path]], words: list[str], types: int, tokens: str, quiet: bool
 ) -> None:
     """Everything into a folder of another name, which is renamed in the end: a killed process leaves no half corpus."""
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    unfinished.mkdir(parents=True)
     lengths = []
     try:
         with progress_bar("encoding", [path for group in groups for path in group], quiet) as bar:
             for i, group in enumerate(groups):
-                with open(partial / f"{i}.i32", "wb") as file:
+                with open(unfinished / f"{i}.i32", "wb") as file:
                     for path in group:
                         before = file.tell()
                         encode(path, words, tokens, file, bar)
@@ -263,13 +261,15 @@ def write_corpus(
                     file.flush()
                     os.fsync(file.fileno())
                     lengths.append(file.tell() // 4)
-        write_atomically(partial / "words.json", json.dumps({"types": types, "lengths": lengths, "words": words}).encode())
+        write_atomically(unfinished / "words.json", json.dumps({"types": types, "lengths": lengths, "words": words}).encode())
         if not folder.is_dir():  # another process may have been faster
-            os.replace(partial, folder)
+            os.replace(unfinished, folder)
     except OSError as error:
-        raise named(error, folder) from error
+        if error.filename is not None:
+            raise
+        raise named(error, folder) from error  # a full disk has no name
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def checksums(groups: Sequence[Sequence[Path]]) -> list[list[str]]:
