@@ -138,7 +138,7 @@ def test_weights_are_float32_at_least_whatever_the_default():
         head = FactoredHead(6, 40)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert {x.dtype for x in (head.V, head.U.value, head.U_inverse, head.past)} == {torch.float32}
+    assert {x.dtype for x in (head.V, head.E, head.F, head.past)} == {torch.float32}
     trained(head, FactoredSGD(head, lr=1.0), 3)
 
 

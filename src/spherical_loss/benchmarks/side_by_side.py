@@ -117,8 +117,8 @@ def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
 
 
 def step_bytes(N: int, d: int) -> float:
-    """Bytes that a step must read or write at least: N rows of V, N x d vectors, Q and U (two matrices each) and U^-1."""
-    return 2 * 4 * 3 * N * d + 2 * (8 + 8 + 4) * d * d
+    """Bytes that a step must read or write at least: N rows of V, N x d vectors; three matrices for Q, one only read; E; F."""
+    return 4 * (2 * 3 * N * d + (2 + 2 + 1 + 2 + 2) * d * d)
 
 
 def run() -> list[Row]:

@@ -1,59 +1,76 @@
-"""A matrix that many thousands of small changes are added to, without drift, and that products read in float32."""
+"""A symmetric matrix that many thousands of small changes are taken from, without drift, and that products read in float32."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 class Accumulator(nn.Module):
-    """A d x d matrix as ``base - recent``: the float64 value of some steps ago, and the float32 sum of the changes since.
+    """A symmetric d x d matrix as ``base - recent - recent^T``: what it was in float64 some steps ago, and half of the changes
+    since, summed in float32.
 
     In float32 alone, changes below 6e-8 of an entry would be lost, step after step; a float64 matrix would have to be converted
     for every product, which at d = 1000 takes as long as two of the products. The sum of a few changes is as precise as the
-    changes are. ``value`` is for products: the matrix in float32, off by the rounding errors since the last :meth:`settle`.
+    changes are, and a product can add to it while it is made. ``value`` is for products: the matrix in float32, from ``base``
+    as rounded once, so that its own rounding errors do not add up.
 
     >>> x = Accumulator(2, torch.float32, torch.float64)
     >>> x.set_(torch.eye(2))
     >>> for _ in range(1000):
-    ...     x.subtract_(torch.full((2, 2), 1e-9))
-    >>> x.settle()
+    ...     x.subtract_(torch.full((2, 1), 1e-9), torch.ones(1, 2))
     >>> f"{float(1 - x.exact[0, 0]):.3g}"
-    '1e-06'
+    '2e-06'
     """
 
     base: Tensor
     recent: Tensor
+    rounded: Tensor
     value: Tensor
 
     def __init__(self, d: int, dtype: torch.dtype, precise: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("base", torch.zeros(d, d, dtype=precise))
         self.register_buffer("recent", torch.zeros(d, d, dtype=dtype))
-        self.register_buffer("value", torch.zeros(d, d, dtype=dtype))
+        # These follow from the others, bit by bit, and are not saved.
+        self.register_buffer("rounded", torch.zeros(d, d, dtype=dtype), persistent=False)
+        self.register_buffer("value", torch.zeros(d, d, dtype=dtype), persistent=False)
 
     @property
     def exact(self) -> Tensor:
-        return self.base - self.recent
+        return (self.base - self.recent).sub_(self.recent.T)
 
     def set_(self, matrix: Tensor) -> None:
         self.base.copy_(matrix)
-        self.value.copy_(matrix)
         self.recent.zero_()
+        self._round()
 
-    def subtract_(self, change: Tensor, alpha: float = 1.0) -> None:
-        self.value.sub_(change, alpha=alpha)
-        self.recent.add_(change, alpha=alpha)
-
-    def scale_(self, factor: float) -> None:
-        if factor != 1:
-            for part in (self.base, self.recent, self.value):
-                part.mul_(factor)
+    def subtract_(self, left: Tensor, right: Tensor, alpha: float = 1.0, scale: float = 1.0) -> None:
+        """``M <- scale M - alpha (left right + (left right)^T)``"""
+        if scale != 1:
+            self.base.mul_(scale)
+            self.rounded.copy_(self.base)
+        self.recent.addmm_(left, right, beta=scale, alpha=alpha)
+        self._evaluate()
 
     def settle(self) -> None:
-        """Let the recent changes become part of the base, and ``value`` what it should be."""
+        """Let the recent changes become part of the base."""
         self.set_(self.exact)
 
     def change_dtype(self, dtype: torch.dtype) -> None:
         """Of what products read."""
-        self.recent, self.value = self.recent.to(dtype), self.value.to(dtype)
+        self.recent, self.rounded, self.value = (x.to(dtype) for x in (self.recent, self.rounded, self.value))
+
+    def _round(self) -> None:
+        self.rounded.copy_(self.base)
+        self._evaluate()
+
+    def _evaluate(self) -> None:
+        torch.sub(self.rounded, self.recent, out=self.value).sub_(self.recent.T)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        with torch.no_grad():
+            self._round()

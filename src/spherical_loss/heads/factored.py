@@ -10,7 +10,10 @@ The representation. With the bias as one more column of W, and the hidden vector
 
 An SGD step multiplies every row of W by the same d x d matrix B, which goes into U, and changes the rows of the batch's
 targets, which go into V through ``U^-1``. V is D x d in float32; all else is small, and more precise where errors would add up
-(Q and U are an :class:`~spherical_loss.heads.accumulator.Accumulator` each).
+(Q is an :class:`~spherical_loss.heads.accumulator.Accumulator`). U and its inverse start as the identity, and differ from it
+by many small changes, which would be rounded as ones are; so what is kept is the difference, and weight decay as a number:
+
+    U = rho (I - E),      U^-1 = (I + F) / rho.
 
 Frames. B shrinks some directions, so the condition number of U grows exponentially with the steps, and what is written
 through ``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a row is a product of contractions and
@@ -23,6 +26,7 @@ written, at the price of one d x d product. After ``MAX_FRAMES`` frames all rows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,7 +76,8 @@ class FactoredHead(Head):
     """
 
     V: Tensor
-    U_inverse: Tensor
+    E: Tensor
+    F: Tensor
     w0: Tensor
     w: Tensor
     frame: Tensor
@@ -92,15 +97,16 @@ class FactoredHead(Head):
         self.shard = Shard(num_classes, group)
         precise, dtype = statistics_dtype(torch.empty(0).device), widened(torch.get_default_dtype())
         self.register_buffer("V", torch.zeros(len(self.shard), d, dtype=dtype))
-        self.U, self.Q = (Accumulator(d, dtype, precise) for _ in "UQ")
-        self.U.set_(torch.eye(d))
-        self.register_buffer("U_inverse", torch.eye(d, dtype=dtype))
+        self.Q = Accumulator(d, dtype, precise)
+        self.register_buffer("E", torch.zeros(d, d, dtype=dtype))
+        self.register_buffer("F", torch.zeros(d, d, dtype=dtype))
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.register_buffer("frame", torch.zeros(len(self.shard), dtype=torch.int16))
         self.register_buffer("past", torch.zeros(0, d, d, dtype=dtype))
         self.log_condition = 0.0  # an upper bound of the log of the condition number of U
-        self.log_scale = 0.0  # the log of what weight decay has multiplied U by
+        self.log_scale = 0.0  # the log of rho, what weight decay has multiplied U by
+        self.residual = 0.0  # how far U^-1 U may be from the identity, because the series of the inverse were cut
         self.steps = 0
         self.edits = 0  # how often W was replaced from outside
         self.revision = 0  # how often rows of V were written other than by a step
@@ -108,6 +114,15 @@ class FactoredHead(Head):
         if init == "he":
             self._draw(he_std(in_features))
             self.refactor()
+
+    @property
+    def rho(self) -> float:
+        return math.exp(self.log_scale)
+
+    @property
+    def U(self) -> Tensor:
+        """``rho (I - E)``, as a new tensor; products take E."""
+        return self.rho * (torch.eye(len(self.E), dtype=self.E.dtype, device=self.E.device) - self.E)
 
     # Reading -------------------------------------------------------------------------------------------------------
 
@@ -144,7 +159,7 @@ class FactoredHead(Head):
     def dense(self, present: Tensor) -> Tensor:
         """Dense rows of W for rows of V in the present frame."""
         with full_precision(self.V.device):
-            return torch.addmm(self.w0.to(self.V.dtype), present, self.U.value)
+            return torch.addmm(present, present, self.E, beta=self.rho, alpha=-self.rho).add_(self.w0.to(self.V.dtype))
 
     def distant_rows(self, classes: Tensor) -> Tensor:
         """Dense rows of any classes, wherever they are kept; the other ranks ask for theirs at the same time."""
@@ -183,7 +198,7 @@ class FactoredHead(Head):
         X, first, count = self.extended(H), self.shard.start, len(self.shard)
         one_frame = len(self.past) == 0  # transform the N hidden vectors instead of the D rows
         with full_precision(X.device):
-            XU, offset = X @ self.U.value.T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
+            XU, offset = X @ self.U.T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
             with full_precision(X.device):
@@ -251,7 +266,7 @@ class FactoredHead(Head):
     @torch.no_grad()
     def close_frame(self) -> None:
         """Start a new frame: U becomes the identity, and what it was is remembered for the rows not written since."""
-        U = self.U.exact.to(self.V.dtype)
+        U = self.U
         with full_precision(self.V.device):
             self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
         self._reset_frame()
@@ -259,8 +274,8 @@ class FactoredHead(Head):
     @torch.no_grad()
     def refactor(self) -> None:
         """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
-        U, w0 = self.U.exact.to(self.V.dtype), self.w0.to(self.V.dtype)
-        settled = len(self.past) == 0 and torch.equal(U, torch.eye(len(U), dtype=U.dtype, device=U.device)) and not w0.any()
+        U, w0 = self.U, self.w0.to(self.V.dtype)
+        settled = len(self.past) == 0 and self.rho == 1 and not self.E.any() and not w0.any()
         Q = torch.zeros_like(self.Q.base)
         self.w.zero_()
         with full_precision(self.V.device):
@@ -283,8 +298,9 @@ class FactoredHead(Head):
         self._reset_frame()
 
     def _reset_frame(self) -> None:
-        self.U.set_(self.U_inverse.zero_().fill_diagonal_(1))
-        self.log_condition = self.log_scale = 0.0
+        self.E.zero_()
+        self.F.zero_()
+        self.log_condition = self.log_scale = self.residual = 0.0
 
     def loaded(self, Q: Tensor, steps: int) -> None:
         """After W was written to V, and ``W^T 1`` to w."""
@@ -323,17 +339,18 @@ class FactoredHead(Head):
         dtype = widened(fn(self.V.new_empty(0)).dtype)
         super()._apply(same_dtype, recurse)
         if dtype != self.V.dtype:
-            self.V, self.U_inverse, self.past = (x.to(dtype) for x in (self.V, self.U_inverse, self.past))
-            self.U.change_dtype(dtype)
+            self.V, self.E, self.F, self.past = (x.to(dtype) for x in (self.V, self.E, self.F, self.past))
             self.Q.change_dtype(dtype)
             self.refactor()  # Q and w belong to the rounded V
         return self
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([*self.layout(), self.steps, self.log_condition, self.log_scale], dtype=torch.float64)
+        numbers = self.steps, self.log_condition, self.log_scale, self.residual
+        return torch.tensor([*self.layout(), *numbers], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.steps, self.log_condition, self.log_scale = int(state[3]), float(state[4]), float(state[5])
+        steps, self.log_condition, self.log_scale, self.residual = state[3:].tolist()
+        self.steps = int(steps)
         self._edited()
 
     def layout(self) -> tuple[int, int, int]:

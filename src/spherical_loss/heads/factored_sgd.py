@@ -7,14 +7,14 @@ Dense SGD, with the bias as a column of W, weight decay l and ``r = 1 - lr l``, 
 Let ``S = (2 lr / r) diag(g_q)``, ``A' = H^T S H`` and ``B = I - A'``; R are the rows of Delta that are not zero, one per class
 u that occurs, and ``delta = 1^T Delta``. Then
 
-    U  <- r U B                         U^-1 <- B^-1 U^-1 / r
+    U  <- r U B                         U^-1 <- B^-1 U^-1 / r          (rho <- r rho, and I - E and I + F as U and U^-1)
     w0 <- r B w0 - lr a                 V_u  <- V_u - lr R U^-1        (with the new U)
     w  <- r B w - D lr a - lr delta
 
-and, collecting the terms of W^T W in those of the form ``H^T X + X^T H`` and those of vectors (Y and P as in ``Backward``),
+and, collecting the terms of W^T W, with ``a = H^T g_s`` and Y and P as in ``Backward``,
 
-    Q  <- r^2 Q - r lr (H^T X + a v^T + (H^T X + a v^T)^T),      v = B w - (lr / r) (D / 2 a + delta)
-    X   = Y - (Y + P) A' / 2 - lr / (2 r) (g_c R_c)
+    Q  <- r^2 Q - r lr (H^T X + X^T H),     X = Y - (Y + P) A' / 2 - lr / (2 r) (g_c R_c) + g_s v^T
+                                            v = B w - (lr / r) (D / 2 a + delta)
 
 The inverse of B is its Neumann series, whose products run at full speed where a factorization does not; a step too
 large for it closes the frame, after which no inverse is needed. For N < d / 2, A' is never formed: ``X A' = (X H^T) (S H)``.
@@ -27,8 +27,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import normalize, pad
 
 from spherical_loss.heads.base import full_precision, selected, target_rows, weighted_sum
 from spherical_loss.heads.factored import FactoredHead
@@ -39,8 +39,9 @@ MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of 
 MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one product for each
 MAX_SHRINKAGE = 1e8  # of U by weight decay in a frame: float32 reaches to 1e38, and so must the inverse
 LARGE_STEP = 0.25  # norm of A' from which a frame is closed rather than B inverted
-SETTLE = 32  # steps after which the rounding errors of Q, U and U^-1 (by then at most 2e-6) are taken away, not to add up
-SERIES_ERROR = 5  # of the inverse of B, relative, in units of the rounding error of its dtype
+SETTLE = 32  # steps after which the changes of Q are added up in float64
+SERIES_ERROR = 5  # of the inverse of B, relative, in units of the rounding error of its dtype; at most
+MAX_RESIDUAL = 50  # of U^-1 U, in the same units, by what was left out of the series: then a Newton step takes it away
 
 
 class FactoredSGD(torch.optim.Optimizer):
@@ -109,9 +110,9 @@ class FactoredSGD(torch.optim.Optimizer):
 def _joined(batches: list[Backward]) -> Backward:
     """Several backward passes as one; a missing target is any class, with gradient 0."""
     K = max(b.g_c.shape[1] for b in batches)
-    classes = torch.cat([F.pad(b.unique[b.inverse], (0, K - b.g_c.shape[1])) for b in batches])
+    classes = torch.cat([pad(b.unique[b.inverse], (0, K - b.g_c.shape[1])) for b in batches])
     unique, inverse = classes.unique(return_inverse=True)
-    g_c = torch.cat([F.pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
+    g_c = torch.cat([pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
     H, Y, P, g_s, g_q = (torch.cat(parts) for parts in zip(*(b[:5] for b in batches), strict=True))
     return Backward(H, Y, P, g_s, g_q, g_c, unique, inverse)
 
@@ -137,27 +138,23 @@ def _grad_norm(head: FactoredHead, batch: Backward, R: Tensor) -> Tensor:
     times_A = _RightProduct(H, 2 * g_q)
     a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0, dtype=head.w.dtype)
     Aw = times_A.vector(head.w)
-    square = (times_A(H) * (Y + P)).sum(dtype=a.dtype) + R.square().sum(dtype=a.dtype)
+    square = (torch.mm(*times_A.factors(H)) * (Y + P)).sum(dtype=a.dtype) + R.square().sum(dtype=a.dtype)
     return (square + a @ (head.num_classes * a + 2 * Aw + 2 * delta)).clamp_min(0).sqrt()
 
 
 class _RightProduct:
-    """``X -> X A'`` for ``A' = H^T S H``, through d x d or N x N, whichever is smaller; and the inverse of ``B = I - A'``."""
+    """Products with ``A' = H^T S H``, ``B = I - A'`` and the inverse of B, through d x d or N x N, whichever is smaller."""
 
     def __init__(self, H: Tensor, S: Tensor) -> None:
         N, d = H.shape
         self.H, self.S, self.wide = H, S.unsqueeze(1), d <= 2 * N
         self.SH = self.S * H
-        self.HH = None if self.wide else H @ H.T
-        # A', or the N x N matrix with the same eigenvalues
-        self.core = H.T @ self.SH if self.HH is None else self.S * self.HH
+        # A', or C = S H H^T: the N x N matrix with the same eigenvalues
+        self.core = H.T @ self.SH if self.wide else (H @ H.T).mul_(self.S)
 
-    def __call__(self, X: Tensor) -> Tensor:
-        return X @ self.core if self.wide else (X @ self.H.T) @ self.SH
-
-    def taken_from(self, Z: Tensor, share: float, X: Tensor) -> Tensor:
-        """``Z - share X A'``, in place."""
-        return Z.addmm_(X, self.core, alpha=-share) if self.wide else Z.addmm_(X @ self.H.T, self.SH, alpha=-share)
+    def factors(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is ``X A'``: what it is added to is for the caller to say, and is written only once."""
+        return (X, self.core) if self.wide else (X @ self.H.T, self.SH)
 
     def vector(self, v: Tensor) -> Tensor:
         """``A' v``, as precise as A' is."""
@@ -171,31 +168,36 @@ class _RightProduct:
         square = float((self.core * self.core.T).sum())
         return math.sqrt(max(0.0, square)) if math.isfinite(square) else math.nan
 
-    def root_of_square(self, norm: float, error: float) -> Tensor | None:
-        """y with ``A'^2 = y y^T`` up to ``error``, where one direction dominates A', as the mean of rectifiers does.
+    def root_of_square(self, norm: float, error: float) -> tuple[Tensor, float] | None:
+        """y with ``A'^2 = y y^T`` up to ``error``, where one direction dominates A', as the mean of rectifiers does; its error.
 
         For ``y = A' v`` with any unit vector v, ``A'^2 - y y^T = A' (I - v v^T) A'``, whose norm is at most
         ``||A'||^2 - ||y||^2``. Here v is one step of the power method from a vector of ones.
         """
-        y = self.core @ F.normalize(self.core.sum(0), dim=0)
-        return y if norm**2 - float(y @ y) < error else None
+        y = self.core @ normalize(self.core.sum(0), dim=0)
+        difference = max(0.0, norm**2 - float(y @ y))
+        return (y, difference) if difference < error else None
 
-    def times_inverse_(self, M: Tensor, terms: int) -> Tensor:
-        """``M <- B^-1 M`` through N x N, with at least this many terms of the series; gives ``H`` times the new M.
+    def times_B_(self, E: Tensor) -> None:
+        """``I - E <- (I - E) B``"""
+        if self.wide:
+            E.add_(torch.addmm(self.core, E, self.core, alpha=-1))
+        else:
+            E.addmm_(torch.addmm(self.H, self.H, E.T, alpha=-1).T, self.SH)
 
-        ``A' + A'^2 + ... = H^T (I + C + C^2 + ...) S H`` with ``C = S H H^T``; so with T what is right of ``H^T``, the new
-        ``H M`` is ``H M + H H^T T``: one product of N d^2 serves both.
+    def times_inverse_(self, F: Tensor, terms: int) -> Tensor:
+        """``I + F <- B^-1 (I + F)`` through N x N, with this many terms of the series; gives the new ``H (I + F)``.
+
+        ``H B^-1 = (I + C^T + C^T^2 + ...) H``, and ``B^-1 = I + H^T S H B^-1``: so the one serves the other.
         """
-        assert self.HH is not None
-        HM = self.H @ M
-        SHM = self.S * HM
-        T = torch.addmm(SHM, _geometric(self.core, terms), SHM)
-        M.addmm_(self.H.T, T)
-        return HM.addmm_(self.HH, T)
+        HM = torch.addmm(self.H, self.H, F)
+        HM = torch.addmm(HM, _geometric(self.core, terms).T, HM)
+        F.addmm_(self.H.T, self.S * HM)
+        return HM
 
 
 def _geometric(C: Tensor, terms: int) -> Tensor:
-    """``C + C^2 + ... + C^n`` with n a power of two >= terms, by doubling: ``G_2n = G_n + C^n G_n``."""
+    """``C + C^2 + ... + C^n`` for n terms, a power of two, by doubling: ``G_2n = G_n + C^n G_n``."""
     if terms == 1:
         return C
     power = C @ C
@@ -231,37 +233,34 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
         Y, P, g_s, g_q, g_c, R = (x * scale for x in (Y, P, g_s, g_q, g_c, R))
     D = head.num_classes
 
-    # All that is new is computed first, and written only if it is finite.
+    # Nothing is written unless all that is new will be finite.
     times_A = _RightProduct(H, (2 * lr / r) * g_q)
-    X = times_A.taken_from(Y.sub(weighted_sum(g_c, selected(R, inverse)), alpha=lr / (2 * r)), 0.5, Y + P)
-    HX = H.T @ X
     a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0).to(head.w.dtype)
+    rBw = r * (head.w - times_A.vector(head.w))
+    v = rBw / r - (lr / r) * (D / 2 * a + delta)
+    X = Y.sub(weighted_sum(g_c, selected(R, inverse)), alpha=lr / (2 * r)).addmm_(*times_A.factors(Y + P), alpha=-0.5)
+    X.addr_(g_s, v.to(X.dtype))
     norm = times_A.norm()
-    if not math.isfinite(norm + float(HX.sum() + a.sum())):
+    if not math.isfinite(norm + float(torch.linalg.vector_norm(H) * torch.linalg.vector_norm(X))):  # >= any entry of H^T X
         raise FloatingPointError(_not_finite(batch))
     if norm > 0.9:  # below, every eigenvalue of I - lr A is positive
         _check_invertible(times_A, lr)
 
     if head.steps % SETTLE == 0:
-        _settle(head)
-    rBw = r * (head.w - times_A.vector(head.w))
-    v = rBw / r - (lr / r) * (D / 2 * a + delta)
-    HX.addr_(a.to(HX.dtype), v.to(HX.dtype))
-    head.Q.scale_(r**2)
-    head.Q.subtract_(HX + HX.T, alpha=r * lr)
+        head.Q.settle()
+    head.Q.subtract_(H.T, X, alpha=r * lr, scale=r**2)
     head.w.copy_(rBw - lr * (D * a + delta))
     head.w0.copy_(r * (head.w0 - times_A.vector(head.w0)) - lr * a)
     head.log_condition += _log_condition(norm, bool((g_q >= 0).all())) if norm < LARGE_STEP else math.inf
-    head.U.subtract_(times_A(head.U.value))
-    head.U.scale_(r)
+    times_A.times_B_(head.E)
     head.log_scale += math.log(r)
     if head.log_condition > math.log(MAX_CONDITION) or abs(head.log_scale) > math.log(MAX_SHRINKAGE):
         head.close_frame()
         present, increments = None if present is None else present @ head.past[-1], R  # U^-1 is the identity
     else:
-        HU = _update_inverse(head, times_A, norm, r)
-        increments = R @ head.U_inverse if HU is None else target_rows(HU, g_c, inverse, len(unique))
-    head.add_to_rows(unique, increments, -lr, present)
+        HM = _update_inverse(head, times_A, norm)
+        increments = torch.addmm(R, R, head.F) if HM is None else target_rows(HM, g_c, inverse, len(unique))
+    head.add_to_rows(unique, increments, -lr / head.rho, present)
     head.steps += 1
     head.backwards.clear()
     if len(head.past) >= MAX_FRAMES:
@@ -273,31 +272,38 @@ def _log_condition(norm: float, positive: bool) -> float:
     return -math.log1p(-norm) if positive else 2 * math.atanh(norm)
 
 
-def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float, r: float) -> Tensor | None:
-    """``U^-1 <- B^-1 U^-1 / r``; t terms of the series leave an error of ``norm^(t + 1)``. Gives ``H U^-1`` if N < d / 2."""
-    error = SERIES_ERROR * torch.finfo(head.U_inverse.dtype).eps
-    terms = 1 if norm == 0 else max(1, math.ceil(math.log(error) / math.log(norm)) - 1)
-    HU = None
+def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float) -> Tensor | None:
+    """``I + F <- B^-1 (I + F)``; t terms of the series leave an error of ``norm^(t + 1)``. Gives ``H (I + F)`` if N < d / 2."""
+    F, eps = head.F, torch.finfo(head.F.dtype).eps
+    error = SERIES_ERROR * eps
+    needed = 1 if norm == 0 else max(1, math.ceil(math.log(error) / math.log(norm)) - 1)
+    terms = 2 ** math.ceil(math.log2(needed))
+    left_out = norm ** (terms + 1)
+    HM = None
     if not times_A.wide:
-        HU = times_A.times_inverse_(head.U_inverse, terms)
-    elif terms == 2 and (y := times_A.root_of_square(norm, error)) is not None:
-        yU = y @ head.U_inverse
-        head.U_inverse.add_(times_A.core @ head.U_inverse).addr_(y, yU)
+        HM = times_A.times_inverse_(F, terms)
+    elif terms == 2 and (root := times_A.root_of_square(norm, error)) is not None:
+        y, difference = root
+        left_out += difference
+        yM = y + y @ F
+        F.add_(torch.addmm(times_A.core, times_A.core, F)).addr_(y, yM)
     else:
-        head.U_inverse.add_(_geometric(times_A.core, terms) @ head.U_inverse)
-    if r != 1:
-        head.U_inverse.div_(r)
-        HU = HU if HU is None else HU / r
-    return HU
+        series = _geometric(times_A.core, terms)
+        F.add_(torch.addmm(series, series, F))
+    head.residual += left_out
+    if head.residual > MAX_RESIDUAL * eps:
+        _newton(head)
+    return HM
 
 
-def _settle(head: FactoredHead) -> None:
-    """Take away the rounding errors; of U^-1 by a Newton step, which squares its error."""
-    head.Q.settle()
-    head.U.settle()
-    residual = torch.eye(len(head.U_inverse), dtype=head.U_inverse.dtype, device=head.U_inverse.device)
-    residual.addmm_(head.U.value, head.U_inverse, alpha=-1)
-    head.U_inverse.addmm_(head.U_inverse.clone(), residual)
+def _newton(head: FactoredHead) -> None:
+    """A Newton step, which squares the residual ``(I + F) (I - E) - I = F - E - F E``: ``F <- F - residual (I + F)``.
+
+    With ``(I - E) (I + F)`` instead, the rounding errors would be multiplied by F twice.
+    """
+    residual = torch.addmm(head.F - head.E, head.F, head.E, alpha=-1)
+    head.F.sub_(torch.addmm(residual, residual, head.F))
+    head.residual = 0.0
 
 
 def _not_finite(batch: Backward) -> str:
