@@ -32,7 +32,7 @@ def test_it_measures() -> None:
 def test_ratios_are_taken_round_by_round() -> None:
     slow, quick = Times(), Times()
     slow.rounds = [[8.0], [80.0], [10.0]]  # the second round was ten times slower, for both
-    quick.rounds = [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [2.0, 2.0, 2.0]]
+    quick.rounds = [[1.0, 1.0, 4.0], [10.0, 20.0, 30.0], [2.0, 2.0, 2.0]]
     assert slow.over(quick) == (4.0, 4.0, 4.5)
     assert quick.spread == (2.0, 2.0, 10.0)
     assert with_spread(slow.over(quick)) == "4x (4 to 4.5)"

@@ -35,9 +35,13 @@ class Times:
         return spread([seconds for turns in self.rounds for seconds in turns])
 
     def over(self, other: Times) -> Spread:
-        """How many times longer than the other it took, round by round: what slows a whole round down falls out."""
+        """How many times longer than the other it took, round by round: what slows a whole round down falls out.
+
+        Within a round it is the mean of the turns that counts, since the one long turn of a slow contender has its
+        disturbances in it, too, and since some steps do more than others.
+        """
         pairs = zip(self.rounds, other.rounds, strict=True)
-        return spread([statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs])
+        return spread([statistics.fmean(ours) / statistics.fmean(theirs) for ours, theirs in pairs])
 
 
 def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None) -> dict[str, Times]:

@@ -138,8 +138,9 @@ class FactoredHead(Head):
 
     def extended(self, H: Tensor) -> Tensor:
         """Hidden vectors with the column of ones that stands for the bias, and the empty columns."""
-        X = self.V.new_zeros(len(H), self.V.shape[1])
+        X = self.V.new_empty(len(H), self.V.shape[1])
         X[:, : self.in_features] = H
+        X[:, self.in_features :] = 0
         if self.has_bias:
             X[:, self.in_features] = 1
         return X

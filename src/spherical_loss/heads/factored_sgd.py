@@ -135,14 +135,14 @@ def _target_rows(batch: Backward) -> Tensor:
 def _grad_norm(head: FactoredHead, batch: Backward, R: Tensor) -> Tensor:
     """``||W A + 1 a^T + Delta||``, from ``sum(H A * (2 g_q H Q + 2 P)) + D a.a + R.R + 2 a.(A w) + 2 a.delta``."""
     H, Y, P, g_s, g_q = batch[:5]
-    times_A = _RightProduct(H, 2 * g_q)
+    times_A = _ProductsWithA(H, 2 * g_q)
     a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0, dtype=head.w.dtype)
     Aw = times_A.vector(head.w)
     square = (torch.mm(*times_A.factors(H)) * (Y + P)).sum(dtype=a.dtype) + R.square().sum(dtype=a.dtype)
     return (square + a @ (head.num_classes * a + 2 * Aw + 2 * delta)).clamp_min(0).sqrt()
 
 
-class _RightProduct:
+class _ProductsWithA:
     """Products with ``A' = H^T S H``, ``B = I - A'`` and the inverse of B, through d x d or N x N, whichever is smaller."""
 
     def __init__(self, H: Tensor, S: Tensor) -> None:
@@ -210,7 +210,7 @@ def _geometric(C: Tensor, terms: int) -> Tensor:
     return G
 
 
-def _check_invertible(times_A: _RightProduct, lr: float) -> None:
+def _check_invertible(times_A: _ProductsWithA, lr: float) -> None:
     eigenvalues = torch.linalg.eigvals(times_A.core.double()).real
     nearest = float(eigenvalues[(1 - eigenvalues).abs().argmin()])
     if abs(1 - nearest) < 1e-6:
@@ -234,7 +234,7 @@ def _step(head: FactoredHead, batch: Backward, lr: float, weight_decay: float, m
     D = head.num_classes
 
     # Nothing is written unless all that is new will be finite.
-    times_A = _RightProduct(H, (2 * lr / r) * g_q)
+    times_A = _ProductsWithA(H, (2 * lr / r) * g_q)
     a, delta = (H.T @ g_s).to(head.w.dtype), R.sum(0).to(head.w.dtype)
     rBw = r * (head.w - times_A.vector(head.w))
     v = rBw / r - (lr / r) * (D / 2 * a + delta)
@@ -272,7 +272,7 @@ def _log_condition(norm: float, positive: bool) -> float:
     return -math.log1p(-norm) if positive else 2 * math.atanh(norm)
 
 
-def _update_inverse(head: FactoredHead, times_A: _RightProduct, norm: float) -> Tensor | None:
+def _update_inverse(head: FactoredHead, times_A: _ProductsWithA, norm: float) -> Tensor | None:
     """``I + F <- B^-1 (I + F)``; t terms of the series leave an error of ``norm^(t + 1)``. Gives ``H (I + F)`` if N < d / 2."""
     F, eps = head.F, torch.finfo(head.F.dtype).eps
     error = SERIES_ERROR * eps
