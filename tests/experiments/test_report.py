@@ -100,6 +100,8 @@ def test_words_of_a_part_of_a_corpus() -> None:
     settings = {"task": "one-billion-word", "online": True, "epochs": 10, "patience": 10}
     (run,) = runs_of(text_line("softmax", 0, 90.0, layers=0, width=7, **settings))
     assert differences(run, TABLES["one-billion-word-0"]) == ["929,589 words of 800,000,000"]  # no layer has the width
+    without = {key: x for key, x in text_line("softmax", 0, 90.0, layers=0, **settings).items() if key != "data"}
+    assert differences(*runs_of(without), TABLES["one-billion-word-0"]) == ["an unknown number of words instead of 800,000,000"]
     (run,) = runs_of(text_line("softmax", 0, 90.0, words=5000))
     assert differences(run, TABLES["ptb"]) == ["the first 5,000 words"]
 

@@ -150,11 +150,15 @@ def differences(run: StoredRun, table: Table) -> list[str]:
         for key, text in COMPARED.items()
         if key in used and run.settings[key] != paper.get(key)
     ]
-    if table.words is not None and run.data:
-        found.append(f"{run.data['train']:,} words of {readable(table.words)}")
+    if table.words is not None:
+        found.append(words_of(run, table.words))
     elif run.settings.get("words") is not None:
         found.append(f"the first {run.settings['words']:,} words")
     return found
+
+
+def words_of(run: StoredRun, words: int) -> str:
+    return f"{run.data['train']:,} words of {words:,}" if run.data else f"an unknown number of words instead of {words:,}"
 
 
 def readable(value: Any) -> str:

@@ -180,12 +180,13 @@ def records(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def add_runs(results: Path, lines: Iterable[dict[str, Any]]) -> int:
-    """Put runs that are new in the store; returns how many. A run that is there already stays as it is."""
+    """Put runs that are new in the store; returns how many. A run that is there already stays as it is, unless the sizes of its
+    text were not known then, and are now."""
     return merge(
         results / "runs",
         ((line["run"]["task"], line["name"], line) for line in lines),
         key=lambda line: (line["run"]["loss"], line["run"]["seed"], line["name"]),
-        newer=lambda old, new: False,
+        newer=lambda old, new: "data" in new and "data" not in old,
     )
 
 
