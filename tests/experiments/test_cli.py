@@ -265,3 +265,11 @@ def test_the_last_batch_of_one_joins_the_one_before(spherical_loss) -> None:
     code, out, err = spherical_loss("compare", "digits", "--out", "OUT", "--epochs", "1", "--runs", "1", *options)
     assert code == 0, err
     assert "Log softmax" in out
+
+
+def test_a_command_starts_without_what_only_some_commands_need() -> None:
+    """Each of these takes half a second or more to import."""
+    slow = {"matplotlib", "optuna", "pandas", "scipy.stats", "sklearn", "torch._dynamo"}
+    program = f"import sys, spherical_loss.experiments.cli; print(*sorted({slow} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,6 +60,8 @@ def agreement(first: Tensor, second: Tensor, scores: np.ndarray) -> float | None
     >>> agreement(x, y, np.array([9.0, 5.0, 1.0]))
     1.0
     """
+    import scipy.stats  # a second, which only language models should cost
+
     similarity = F.cosine_similarity(first.double(), second.double()).cpu().numpy()
     if len(scores) < 2 or np.ptp(similarity) == 0 or np.ptp(scores) == 0:
         return None
