@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import torch
 
 from spherical_loss.experiments.data import Pixels, TrainTest
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.images import split_images
+from spherical_loss.experiments.tasks import digits_data
 
 
 def numbered(n: int, n_test: int) -> TrainTest:
@@ -75,3 +77,10 @@ def test_flips_in_training_only() -> None:
     assert bool((same ^ mirrored).all())
     assert 60 < int(mirrored.sum()) < 140
     assert torch.equal(train.batch(rows)[0], straight)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    expected, (train, test) = sklearn.datasets.load_digits(), digits_data()
+    assert np.array_equal(np.concatenate([train.images, test.images])[..., 0], expected.images)
+    assert np.array_equal(np.concatenate([train.labels, test.labels]), expected.target)
+    assert len(test.labels) == 360
