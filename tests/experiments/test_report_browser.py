@@ -11,18 +11,13 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from spherical_loss.experiments.paper import TABLES
-from tests.experiments.browser import NoBrowserError, chromium
+from tests.experiments.browser import chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    try:
-        with chromium() as found:
-            yield found
-    except NoBrowserError as why:
-        # No Chromium here, and none to be fetched: not Linux on x86_64, or no network; the message says which. What the page
-        # holds is tested without a browser in test_report.py.
-        pytest.skip(str(why))
+    with chromium() as found:
+        yield found
 
 
 class Opened:

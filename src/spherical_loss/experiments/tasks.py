@@ -73,7 +73,7 @@ def open_values(task: str, loss: str, settings: Settings) -> dict[str, Any]:
 def digits_data() -> data.TrainTest:
     """scikit-learn's 1,797 digits of 8 x 8; there is no official test set, so the last fifth stands for one.
 
-    From its file, since importing scikit-learn takes two seconds, as long as all the training.
+    From its file, since importing scikit-learn takes two seconds.
     """
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = np.loadtxt(str(file), delimiter=",", dtype=np.uint8)

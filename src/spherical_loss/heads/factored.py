@@ -199,7 +199,8 @@ class FactoredHead(Head):
         X, first, count = self.extended(H), self.shard.start, len(self.shard)
         one_frame = len(self.past) == 0  # transform the N hidden vectors instead of the D rows
         with full_precision(X.device):
-            XU, offset = X @ self.U.T, (X @ self.w0.to(X.dtype)).unsqueeze(1)
+            XU = torch.addmm(X, X, self.E.T, beta=self.rho, alpha=-self.rho)
+            offset = (X @ self.w0.to(X.dtype)).unsqueeze(1)
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
             with full_precision(X.device):
