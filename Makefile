@@ -23,7 +23,7 @@ plot: $(READY)  ## draw the losses and their gradients: docs/losses.svg
 	$(BIN)/python -m spherical_loss.experiments.plot_losses docs/losses.svg
 
 bench: $(READY)  ## measure losses and heads side by side with their peers
-	$(BIN)/spherical-loss bench
+	$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## build the documentation: build/docs/index.html
 	$(BIN)/sphinx-build -W --keep-going -q -E -d build/doctrees docs build/docs

@@ -1,1 +1,1 @@
-"""Side by side with what people use today: ``spherical-loss bench``, or ``make bench``."""
+"""Side by side with what people use today, from a checkout: ``make bench``, or ``python -m benchmarks``."""

@@ -1,7 +1,7 @@
-"""From which number of classes on a head is the fastest: ``python -m spherical_loss.benchmarks.crossover``.
+"""From which number of classes on a head is the fastest: ``python -m benchmarks.crossover``.
 
 A training step of each head (forward, backward, SGD), interleaved (A B C A B C ...), for growing D. The figures go to
-results/crossover.json, and ``python -m spherical_loss.benchmarks.publish`` writes them into the documentation.
+results/crossover.json, and ``python -m benchmarks.publish`` writes them into the documentation.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 
 import torch
 
+from benchmarks.steps import FactoredStep, Row, batches, learning_rate, parameter_step
+from benchmarks.timing import RESULTS, Work, interleaved, readable, show
 from spherical_loss import DenseHead, GramHead
-from spherical_loss.benchmarks.steps import FactoredStep, Row, batches, learning_rate, parameter_step
-from spherical_loss.benchmarks.timing import RESULTS, Work, interleaved, readable, show
 from spherical_loss.heads.dense import ParameterHead
 
 SIZES = [(N, d) for N in (250, 2048) for d in (64, 128, 256, 512)]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.steps import Row
+from benchmarks.timing import Work, interleaved, peak_memory, readable, show, with_spread
 from spherical_loss import GramHead, TaylorSoftmaxLoss
-from spherical_loss.benchmarks.steps import Row
-from spherical_loss.benchmarks.timing import Work, interleaved, peak_memory, readable, show, with_spread
 
 
 def run() -> list[Row]:

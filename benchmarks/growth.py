@@ -6,9 +6,9 @@ import math
 import statistics
 from pathlib import Path
 
-from spherical_loss.benchmarks import peers
-from spherical_loss.benchmarks.steps import FactoredStep, Row, batches
-from spherical_loss.benchmarks.timing import RESULTS, Work, interleaved, readable, show
+from benchmarks import peers
+from benchmarks.steps import FactoredStep, Row, batches
+from benchmarks.timing import RESULTS, Work, interleaved, readable, show
 
 SWEEPS = {"D": [10**4, 10**5, 10**6, 10**7], "N": [16, 64, 256, 1024, 4096], "d": [64, 128, 256, 512, 1024]}
 BASE = {"N": 250, "d": 300, "D": 100_000}

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.timing import Work, interleaved, readable, show, with_spread
 from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
-from spherical_loss.benchmarks.timing import Work, interleaved, readable, show, with_spread
 from spherical_loss.experiments.language import LanguageModel, language_optimizer
 from spherical_loss.experiments.settings import LanguageSettings
 from spherical_loss.experiments.tasks import RATES

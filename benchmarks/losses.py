@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.timing import Work, interleaved, peak_memory, readable, show, with_spread
 from spherical_loss import TaylorSoftmaxLoss
-from spherical_loss.benchmarks.timing import Work, interleaved, peak_memory, readable, show, with_spread
 
 REFERENCE = "F.cross_entropy"
 # N, D, repetitions, and those of the peers' round: at the largest size a loss of entmax takes a quarter of a minute.

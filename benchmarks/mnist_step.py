@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spherical_loss.benchmarks.timing import Work, interleaved, readable, show, with_spread
+from benchmarks.timing import Work, interleaved, readable, show, with_spread
 from spherical_loss.experiments import models
 from spherical_loss.experiments.images import Images
 from spherical_loss.experiments.losses import make_loss

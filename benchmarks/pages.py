@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from spherical_loss.benchmarks import crossover
-from spherical_loss.benchmarks.language import PART_NAMES
-from spherical_loss.benchmarks.steps import Row
-from spherical_loss.benchmarks.timing import RESULTS, readable, with_spread
+from benchmarks import crossover
+from benchmarks.language import PART_NAMES
+from benchmarks.steps import Row
+from benchmarks.timing import RESULTS, readable, with_spread
 from spherical_loss.experiments.paper import TABLES
 
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "ptb": 10_000, "one-billion-word": 10_000}

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from spherical_loss.benchmarks import gram, growth, language, losses, mnist_step, quality, refactoring, side_by_side
-from spherical_loss.benchmarks.summary import print_summary
-from spherical_loss.experiments.errors import UserError
+from benchmarks import gram, growth, language, losses, mnist_step, quality, refactoring, side_by_side
+from benchmarks.summary import print_summary
 
 PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "losses": lambda results: losses.run(),
@@ -33,7 +32,7 @@ PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 def measure(parts: Sequence[str], results: Path) -> Path:
     """Run these parts and put their figures beside those of other parts; the file is written after each."""
     if sys.platform != "linux":
-        raise UserError(f"the benchmark measures peak memory through /proc, which {sys.platform} has not: it needs Linux")
+        raise SystemExit(f"the benchmark measures peak memory through /proc, which {sys.platform} has not: it needs Linux")
     results.mkdir(parents=True, exist_ok=True)
     path = results / "bench.json"
     stored = json.loads(path.read_text()) if path.exists() else {}

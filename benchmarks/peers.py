@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spherical_loss.benchmarks.steps import Step
+from benchmarks.steps import Step
 from spherical_loss.experiments.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
 
 

@@ -1,4 +1,4 @@
-"""Write the measured figures of results/ into README.md and docs/: ``python -m spherical_loss.benchmarks.publish``.
+"""Write the measured figures of results/ into README.md and docs/: ``python -m benchmarks.publish``.
 
 Each table stands between ``<!-- name -->`` and ``<!-- end name -->``; nothing between them is written by hand.
 """
@@ -9,11 +9,11 @@ import json
 import sys
 from typing import Any
 
-from spherical_loss.benchmarks import losses, pages, scale
-from spherical_loss.benchmarks.pages import markdown
-from spherical_loss.benchmarks.parts import PARTS
-from spherical_loss.benchmarks.summary import FACTORED_GOALS
-from spherical_loss.benchmarks.timing import RESULTS, readable, with_spread
+from benchmarks import losses, pages, scale
+from benchmarks.pages import markdown
+from benchmarks.parts import PARTS
+from benchmarks.summary import FACTORED_GOALS
+from benchmarks.timing import RESULTS, readable, with_spread
 from spherical_loss.experiments.marks import replace_marked
 
 ROOT = RESULTS.parent
@@ -56,9 +56,9 @@ def stored_figures() -> dict[str, Any]:
     path = RESULTS / "bench.json"
     measured = json.loads(path.read_text()) if path.exists() else {}
     if missing := [part for part in PARTS if part not in measured]:
-        sys.exit(f"{path} has no figures of {', '.join(missing)}: spherical-loss bench --parts {' '.join(missing)}")
+        sys.exit(f"{path} has no figures of {', '.join(missing)}: python -m benchmarks {' '.join(missing)}")
     if not (RESULTS / "crossover.json").exists():
-        sys.exit(f"{RESULTS / 'crossover.json'} is not there: python -m spherical_loss.benchmarks.crossover")
+        sys.exit(f"{RESULTS / 'crossover.json'} is not there: python -m benchmarks.crossover")
     return measured
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from spherical_loss.benchmarks.timing import RESULTS, interleaved, show
+from benchmarks.timing import RESULTS, interleaved, show
 from spherical_loss.experiments import compare
 from spherical_loss.experiments.collect import collect
 from spherical_loss.experiments.errors import UserError

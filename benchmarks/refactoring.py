@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from spherical_loss.benchmarks.steps import WORD_MODEL, FactoredStep, Row
+from benchmarks.steps import WORD_MODEL, FactoredStep, Row
 
 # Sixteen batches for ever at a high rate, for a head that comes to know them by heart: with targets that do not repeat, the
 # condition of U grows far more slowly at any rate.

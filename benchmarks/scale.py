@@ -1,9 +1,9 @@
-"""What a step of the sharded factored head would cost past these machines: ``python -m spherical_loss.benchmarks.scale``.
+"""What a step of the sharded factored head would cost past these machines: ``python -m benchmarks.scale``.
 
 Nothing here is measured but one number: the share of the matrix-multiplication rate that a step of one process reaches
 (results/bench.json, from ``make bench``). The rest is the formula of docs/scale.md with figures that can be replaced:
 
-    python -m spherical_loss.benchmarks.scale --rate 67e12 --bandwidth 50e9 --batch 512
+    python -m benchmarks.scale --rate 67e12 --bandwidth 50e9 --batch 512
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import argparse
 import json
 from typing import NamedTuple
 
-from spherical_loss.benchmarks.steps import step_flops
-from spherical_loss.benchmarks.timing import RESULTS, readable, show
+from benchmarks.steps import step_flops
+from benchmarks.timing import RESULTS, readable, show
 
 
 class Step(NamedTuple):
@@ -50,9 +50,7 @@ def measured_efficiency() -> float:
     rows = json.loads(path.read_text()).get("side-by-side", [])
     shares = [row["of_matmul"] for row in rows if "of_matmul" in row]
     if not shares:
-        raise SystemExit(
-            f"{path} has no figures of the factored head; make them with: spherical-loss bench --parts side-by-side"
-        )
+        raise SystemExit(f"{path} has no figures of the factored head; make them with: python -m benchmarks side-by-side")
     return float(shares[0])
 
 

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss import GramHead
-from spherical_loss.benchmarks import peers
-from spherical_loss.benchmarks.steps import WORD_MODEL, FactoredStep, Row, Step, batches, parameter_step, step_flops
-from spherical_loss.benchmarks.timing import (
+from benchmarks import peers
+from benchmarks.steps import WORD_MODEL, FactoredStep, Row, Step, batches, parameter_step, step_flops
+from benchmarks.timing import (
     Spread,
     copy_rate,
     interleaved,
@@ -27,6 +26,7 @@ from spherical_loss.benchmarks.timing import (
     show,
     with_spread,
 )
+from spherical_loss import GramHead
 
 Size = tuple[int, int, int]
 

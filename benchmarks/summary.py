@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from spherical_loss.benchmarks.language import PART_NAMES
-from spherical_loss.benchmarks.steps import WORD_MODEL
-from spherical_loss.benchmarks.timing import show, with_spread
+from benchmarks.language import PART_NAMES
+from benchmarks.steps import WORD_MODEL
+from benchmarks.timing import show, with_spread
 
 Line = tuple[str, str, str]
 

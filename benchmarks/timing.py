@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 Work = Callable[[], object]
-RESULTS = Path("results")  # of a checkout, whose root is the working folder
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 class Spread(NamedTuple):

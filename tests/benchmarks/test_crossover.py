@@ -2,7 +2,7 @@
 
 import pytest
 
-from spherical_loss.benchmarks import crossover
+from benchmarks import crossover
 
 
 def rows(slow, fast):

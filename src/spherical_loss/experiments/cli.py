@@ -204,27 +204,6 @@ def report(arguments: Sequence[str], console: Console) -> None:
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Measure the losses and heads side by side with what people use instead; the whole takes some 35 minutes."""
-
-    parts: tuple[str, ...]
-    """What to measure, of: losses, gram, side-by-side, refactoring, growth, mnist, language, quality."""
-    results: Path = Path("results")
-    """Where the figures (bench.json, beside those of other parts) and the pictures go."""
-
-
-def bench(arguments: Sequence[str], console: Console) -> None:
-    """Measure losses and heads side by side with their peers."""
-    from spherical_loss.benchmarks.parts import PARTS, measure
-
-    options = parse(Bench(tuple(PARTS)), arguments, "bench")
-    for part in options.parts:
-        choose("part", part, PARTS)
-    path = measure(options.parts, options.results)
-    console.print(f"all figures: {path}", highlight=False, soft_wrap=True)
-
-
 COMMANDS: dict[str, Callable[[Sequence[str], Console], None]] = {
     "compare": compare,
     "reproduce": reproduce,
@@ -232,7 +211,6 @@ COMMANDS: dict[str, Callable[[Sequence[str], Console], None]] = {
     "data": data,
     "collect": collect,
     "report": report,
-    "bench": bench,
 }
 
 

@@ -1,0 +1,27 @@
+"""``python -m benchmarks``: measure all parts, or those that are named."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.parts import PARTS, measure
+from benchmarks.timing import RESULTS
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure the losses and heads side by side with what people use instead; the whole takes some 35 minutes.",
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"what to measure (default: all): {', '.join(PARTS)}")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of bench.json and of the pictures")
+    options = parser.parse_args(arguments)
+    if unknown := [part for part in options.parts if part not in PARTS]:
+        parser.error(f"unknown part {unknown[0]!r}; the parts are: {', '.join(PARTS)}")
+    print(f"all figures: {measure(options.parts or list(PARTS), options.results)}")
+
+
+if __name__ == "__main__":
+    main()
