@@ -68,6 +68,7 @@ def line_of(run: Run, valid: list[dict[str, Any]], test: dict[str, Any], seconds
         "epochs": n,
         "seconds_per_epoch": seconds + 1,
         "seconds_to_best": n * (seconds + 1),
+        "alone": True,
         "valid": valid[-1],
         "test": test,
     }

@@ -10,12 +10,14 @@ import optuna
 import pytest
 
 from spherical_loss.experiments.cli import main
-from spherical_loss.experiments.collect import Sizes, collect
+from spherical_loss.experiments.collect import collect
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.progress import Reporter
 from spherical_loss.experiments.runs import RunFolder
 from spherical_loss.experiments.settings import ImageSettings, LanguageSettings, Run
 from spherical_loss.experiments.store import Study, add_runs, add_studies, columns, read_runs, read_studies, records
 from spherical_loss.experiments.tasks import TASKS
+from spherical_loss.experiments.train import train
 from tests.experiments.stores import diverged_line, image_line, study
 
 RECORD = {"epoch": 1, "lr": 0.1, "train_loss": 1 / 3, "valid": {"loss": 0.2, "nll": None, "error": 0.123456789}, "seconds": 1.5}
@@ -163,39 +165,17 @@ def test_a_study_that_went_on_replaces_the_shorter_one(tmp_path: Path) -> None:
     assert Study("x", "mnist", "taylor", "error", {}, [{"number": 0, "values": {"lr": 1.0}, "value": None}]).best is None
 
 
-def test_sizes_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPHERICAL_LOSS_DATA", str(tmp_path))
-    text = tmp_path / "corpus.txt"
-    text.write_text("a b c d e\n" * 200)
-    settings = {"file": str(text), "vocabulary": 5, "tokens": "words"}
-    corpus = "0" * 12
-    assert Sizes()({"task": "text", "settings": {**settings, "corpus": corpus}}) == {}  # another text
-    prepared = TASKS["text"].prepare(LanguageSettings(file=str(text), vocabulary=5, tokens="words"), True)
-    sizes = Sizes()({"task": "text", "settings": {**settings, "corpus": prepared.corpus}})
-    assert sizes == {"train": 960, "valid": 120, "test": 120, "D": 5}
-    text.unlink()
-    assert Sizes()({"task": "text", "settings": {**settings, "corpus": prepared.corpus}}) == {}
-    assert Sizes()({"task": "mnist", "settings": {}}) == {}
-
-
-def test_a_text_that_was_not_at_hand_is_counted_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_how_large_its_data_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPHERICAL_LOSS_DATA", str(tmp_path))
     text, out, results = tmp_path / "corpus.txt", tmp_path / "out", tmp_path / "results"
     text.write_text("a b c d e\n" * 200)
-    prepared = TASKS["text"].prepare(LanguageSettings(file=str(text), vocabulary=5, tokens="words", lr=0.1), True)
-    finished_folder(out, Run("text", "taylor", 0, prepared))
-    aside = text.rename(tmp_path / "aside.txt")
-    assert collected(out, results)[1:] == [
-        f"1 runs in {results} do not say how many words they had, because their texts were not at hand, or had changed; "
-        "collect them again where the texts are (SPHERICAL_LOSS_DATA)"
-    ]
-    assert read_runs(results)[0].data == {}
-    aside.rename(text)
-    assert collected(out, results) == [f"{out}: 1 new of 1 runs, 0 new of 0 studies -> {results}"]
-    assert read_runs(results)[0].data == {"train": 960, "valid": 120, "test": 120, "D": 5}
-    text.unlink()
-    assert collected(out, results) == [f"{out}: 0 new of 1 runs, 0 new of 0 studies -> {results}"]
-    assert read_runs(results)[0].data["train"] == 960
+    settings = LanguageSettings(file=str(text), vocabulary=5, lr=0.1, layers=0, output_rate=1.0, epochs=1, momentum=0.0)
+    train(Run("text", "taylor", 0, TASKS["text"].prepare(settings, True)), out, Reporter())
+    text.unlink()  # what collect does not need
+    collected(out, results)
+    (found,) = read_runs(results)
+    assert found.data == {"train": 960, "valid": 120, "test": 120, "D": 5}
+    assert "data" not in found.result
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ from spherical_loss.experiments.tables import claim_cells, collect, markdown_tab
 
 def result(error: float, nll: float | None, epochs: int = 5) -> dict:
     test = {"loss": nll or 0.5, "nll": nll, "error": error, "top5": error / 10, "calibration": None if nll is None else 0.01}
-    return {"status": "finished", "best_epoch": epochs, "epochs": 9, "seconds_per_epoch": 1.5, "valid": test, "test": test}
+    times = {"seconds_per_epoch": 1.5, "alone": True}
+    return {"status": "finished", "best_epoch": epochs, "epochs": 9, **times, "valid": test, "test": test}
 
 
 def results(**errors: list[float]):
@@ -40,6 +41,14 @@ def test_mean_and_deviation() -> None:
     assert cell(headings, rows[0], "epochs") == "5 (0)"
     assert cell(headings, rows[0], "s / epoch") == "1.5 (0)"
     assert "paper" not in headings
+
+
+def test_times_are_those_of_runs_that_had_the_machine_to_themselves() -> None:
+    found = results(taylor=[0.011, 0.013], softmax=[0.012])
+    found["taylor"][1] |= {"alone": False, "seconds_per_epoch": 100.0}
+    del found["softmax"][0]["alone"]  # an older run, which does not say
+    headings, rows = result_cells(found, None)
+    assert [cell(headings, row, "s / epoch") for row in rows] == ["1.5", "-"]
 
 
 def test_the_paper_stands_beside() -> None:
@@ -121,7 +130,7 @@ def test_narrow_language_tables_have_the_perplexity() -> None:
     metrics = {"loss": 5.0, "nll": 5.0, "error": 0.8, "perplexity": 148.4, "top10": 0.5, "ranked": 1000, "measured": 2000}
     metrics |= {"simlex_input": 0.1, "simlex_output": 0.2, "simlex_pairs": 500}
     run = {"status": "finished", "best_epoch": 3, "seconds_per_epoch": 1.0, "seconds_to_best": 3.0, "test": metrics}
-    run |= {"start": {"perplexity": 700.0}, "valid": {"perplexity": 150.0}}
+    run |= {"alone": True, "start": {"perplexity": 700.0}, "valid": {"perplexity": 150.0}}
     part = ("Title", *result_cells({"softmax": {0: run}, "taylor/factored": {0: run}}, TABLES["ptb"]))
     for width in (80, 100, FILE_WIDTH):
         console = Console(width=width, file=io.StringIO())

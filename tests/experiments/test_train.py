@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
+import math
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import safetensors.torch
 import torch
 
+from spherical_loss.experiments.load import Load, alone
 from spherical_loss.experiments.losses import LOSSES, make_loss
 from spherical_loss.experiments.progress import Reporter
 from spherical_loss.experiments.runs import RunFolder
@@ -29,7 +34,7 @@ def numbers(root: Path, run: Run) -> tuple:
     """All that a run measured, without the times."""
     folder = RunFolder(root, run)
     history = [{k: v for k, v in record.items() if "seconds" not in k} for record in folder.history()]
-    result = {k: v for k, v in folder.result().items() if "seconds" not in k}
+    result = {k: v for k, v in folder.result().items() if "seconds" not in k and k != "alone"}
     return history, result, (folder.path / "best.safetensors").read_bytes()
 
 
@@ -199,3 +204,49 @@ def test_the_squared_error_is_a_mean_over_classes_everywhere(tmp_path: Path) -> 
     train(run, tmp_path, Reporter())
     for record in RunFolder(tmp_path, run).history():
         assert 0.3 < record["train_loss"] / record["valid"]["loss"] < 3
+
+
+def test_a_cosine_lowers_the_rate_every_epoch(tmp_path: Path) -> None:
+    run = make_run(epochs=4, decay="cosine", patience=4, halve_after=1, lr=0.1)
+    train(run, tmp_path, Reporter())
+    rates = [record["lr"] for record in RunFolder(tmp_path, run).history()]
+    assert rates == pytest.approx([0.1 * (1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)])
+
+
+def test_a_run_pauses_and_continues(tmp_path: Path) -> None:
+    run = make_run(epochs=3)
+    paused = train(run, tmp_path / "paused", Reporter(), until=2)
+    folder = RunFolder(tmp_path / "paused", run)
+    assert (paused["status"], paused["epochs"], folder.result()) == ("paused", 2, None)
+    assert paused["valid"]["loss"] == min(record["valid"]["loss"] for record in folder.history())
+    assert train(run, tmp_path / "paused", Reporter(), until=2) == paused  # nothing more to do
+    assert train(run, tmp_path / "paused", Reporter(), until=5)["status"] == "finished"
+    train(run, tmp_path / "whole", Reporter())
+    assert numbers(tmp_path / "paused", run) == numbers(tmp_path / "whole", run)
+
+
+def test_a_run_records_the_processor_time_of_others(tmp_path: Path) -> None:
+    run = make_run()
+    result = train(run, tmp_path, Reporter())
+    history = RunFolder(tmp_path, run).history()
+    assert all(record["own_cpu_seconds"] > 0 for record in history)
+    assert all(record["other_cpu_seconds"] >= 0 for record in history)
+    assert result["alone"] == alone(history)
+
+
+def test_processor_time_is_split_in_own_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(own: float, **times: float) -> None:
+        monkeypatch.setattr(time, "process_time", lambda: own)
+        monkeypatch.setattr(psutil, "cpu_times", lambda: collections.namedtuple("times", times)(**times))
+
+    at(1.0, user=10.0, nice=1.0, system=2.0, idle=50.0, iowait=3.0, steal=0.0, guest=5.0)
+    load = Load()
+    at(4.0, user=12.0, nice=3.0, system=3.0, idle=70.0, iowait=9.0, steal=0.5, guest=6.0)
+    assert load.seconds() == {"own_cpu_seconds": 3.0, "other_cpu_seconds": 2.5}
+
+
+@pytest.mark.parametrize(("own", "others"), [(5.0, 0.0), (10.0, 1.5)])
+def test_a_run_that_was_stopped_or_disturbed_was_not_alone(own: float, others: float) -> None:
+    record = {"seconds": 10.0, "own_cpu_seconds": own, "other_cpu_seconds": others}
+    assert not alone([record])
+    assert not alone([{"seconds": 10.0}])  # of an older version, which did not look

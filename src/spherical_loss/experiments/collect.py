@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,9 @@ from typing import Any
 
 import optuna
 
-from spherical_loss.experiments.data import VARIABLE
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.runs import read_json
-from spherical_loss.experiments.settings import LanguageSettings
-from spherical_loss.experiments.store import Study, add_runs, add_studies, line_of, read_runs, run_folders
+from spherical_loss.experiments.store import Study, add_runs, add_studies, line_of, run_folders
 from spherical_loss.experiments.tasks import TASKS
 from spherical_loss.experiments.tune import finished_trials, judged_by, rounded
 
@@ -32,16 +29,9 @@ def collect(runs: Path, results: Path, trials: bool, say: Callable[[str], None])
         )
     found = [pair for path in databases for pair in read_database(path, configs)]
     left_out = set() if trials else {folder for _, folders in found for folder in folders}
-    sizes = Sizes()
-    lines = [line_of(folder, sizes(config)) for folder, config in configs.items() if folder not in left_out]
+    lines = [line_of(folder) for folder in configs if folder not in left_out]
     added, studies = add_runs(results, lines), add_studies(results, [study for study, _ in found])
     say(f"{runs}: {added} new of {len(lines)} runs, {studies} new of {len(found)} studies -> {results}")
-    unknown = sum(is_text(run.task) and not run.data for run in read_runs(results))
-    if unknown:
-        say(
-            f"{unknown} runs in {results} do not say how many words they had, because their texts were not at hand, or had "
-            f"changed; collect them again where the texts are ({VARIABLE})"
-        )
     if left_out:
         say(f"{len(left_out)} runs are trials of these studies and stay out of {results / 'runs'}; --trials adds them, too")
 
@@ -100,36 +90,3 @@ def in_common(all_settings: list[dict[str, Any]]) -> dict[str, Any]:
     """
     first, *others = all_settings or [{}]
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-
-
-def is_text(task: str) -> bool:
-    return task in TASKS and isinstance(TASKS[task].settings, LanguageSettings)
-
-
-class Sizes:
-    """The number of words and classes of a text run, which its settings do not tell. It takes the data, unchanged: where they
-    are not at hand, or are others than the run had, nothing is said."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, dict[str, int]] = {}
-
-    def __call__(self, config: Config) -> dict[str, int]:
-        if not is_text(config["task"]):
-            return {}
-        task = TASKS[config["task"]]
-        names = ("corpus", "vocabulary", "min_count", "tokens", "words", "file")
-        settings: dict[str, Any] = {key: value for key, value in config["settings"].items() if key in names}
-        key = f"{config['task']} {settings}"
-        if key not in self.known:
-            try:
-                wanted = dataclasses.replace(task.settings, **{**settings, "corpus": None})
-                prepared = task.prepare(wanted, True)
-                splits = task.load(prepared, 0) if prepared.corpus == settings.get("corpus") else None
-            except UserError:
-                splits = None
-            self.known[key] = {} if splits is None else words(splits)
-        return self.known[key]
-
-
-def words(splits: Any) -> dict[str, int]:
-    return {"train": len(splits.train), "valid": len(splits.valid), "test": len(splits.test), "D": splits.train.D}

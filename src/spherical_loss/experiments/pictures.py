@@ -140,12 +140,13 @@ def learning_curves(title: str, group: Group, metric: str) -> Picture | None:
 
 
 def time_curves(title: str, group: Group, metrics: Sequence[str]) -> Picture | None:
-    """Validation against the seconds of training."""
+    """Validation against the seconds of training, of runs that had the machine to themselves; None without any."""
+    timed = [run for run in group.runs if run.alone]
     found = []
     for metric in metrics:
         name, factor = METRICS[metric]
         for label in labels_of(group):
-            curves = [c for run in group.runs if run.label == label and (c := time_curve(run.history, metric))[1]]
+            curves = [c for run in timed if run.label == label and (c := time_curve(run.history, metric))[1]]
             if curves:
                 best = min(factor * min(values) for _, values in curves)
                 last = max(seconds[-1] for seconds, _ in curves)
@@ -155,7 +156,7 @@ def time_curves(title: str, group: Group, metrics: Sequence[str]) -> Picture | N
 
     def panel_of(metric: str) -> Callable[[Axes], None]:
         def panel(axes: Axes) -> None:
-            plot_time_curve(axes, metric, group.histories)
+            plot_time_curve(axes, metric, [(run, run.history) for run in timed])
             plain_numbers(axes)
 
         return panel

@@ -217,12 +217,13 @@ def gap_picture(title: str, found: Sequence[Gap]) -> Picture:
 
 
 def equal_time_cells(group: Group) -> Cells:
-    """What each loss has reached when the one that trained the shortest is done, between two validations in proportion."""
-    runs = [run for run in group.runs if run.history]
+    """What each loss has reached when the one that trained the shortest is done, between two validations in proportion; of the
+    runs that had the machine to themselves."""
+    runs = [run for run in group.runs if run.history and run.alone]
     limit = min(sum(record["train_seconds"] for record in run.history) for run in runs)
     headings = ["loss function", "runs", f"perplexity after {limit:,.0f} s", "top-10 error %", "words in all", "seconds in all"]
     rows = []
-    for label in group.results:
+    for label in dict.fromkeys(run.label for run in runs):
         mine = [run for run in runs if run.label == label]
         reached = [[v for run in mine if (v := at_time(run, metric, limit)) is not None] for metric in GAPS]
         words = max(run.settings.get("words") or run.data.get("train", 0) for run in mine)

@@ -248,8 +248,10 @@ def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
         group = group_of([run for run in mine if run.task == task])
         D = next((f"{run.D:,} classes" for run in group.runs if run.D), "the full vocabulary")
         title = f"{task}, {D}"
+        same_time = f"{title}: on the validation set after the same time of training"
+        if any(run.alone for run in group.runs):
+            body.append(page.table(same_time, *questions.equal_time_cells(group)))
         body += [
-            page.table(f"{title}: on the validation set after the same time of training", *questions.equal_time_cells(group)),
             page.table(f"{title}: on the test set, after the whole run", *result_cells(group.results, None)),
             pictures(time_curves(title, group, ["perplexity", "top10"])),
         ]

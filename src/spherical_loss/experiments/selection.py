@@ -22,6 +22,7 @@ COMPARED = {
     "epochs": "at most {} epochs",
     "patience": "patience {}",
     "halve_after": "rate halved after {}",
+    "decay": "{} decay of the rate",
     "batch_size": "batches of {}",
     "momentum": "momentum {}",
     "weight_decay": "weight decay {}",
@@ -146,7 +147,7 @@ def differences(run: StoredRun, table: Table) -> list[str]:
     unused |= {"epochs", "patience"} if run.settings.get("online") else set()  # the pieces of one pass
     used = run.settings.keys() - unused
     found = [
-        f"{text.format(readable(run.settings[key]))} instead of {readable(paper[key])}"
+        text.format(readable(run.settings[key])) + ("" if paper.get(key) is None else f" instead of {readable(paper[key])}")
         for key, text in COMPARED.items()
         if key in used and run.settings[key] != paper.get(key)
     ]

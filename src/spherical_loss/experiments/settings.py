@@ -43,6 +43,8 @@ class Settings:
     """Stop after this many epochs without a better validation."""
     halve_after: int = 5
     """Halve the learning rate every time this many epochs in a row brought no better validation."""
+    decay: Literal["cosine"] | None = None
+    """Instead of halving, lower the learning rate from epoch to epoch along a cosine, from --lr to 0 after --epochs."""
     monitor: Literal["error", "loss", "nll"] = "error"
     """What "better" means: validation error rate, training loss, or negative log-likelihood."""
     activation: Literal["relu", "softmax", "exp"] = "relu"

@@ -4,7 +4,7 @@
     RESULTS/tuning/TASK.jsonl     a line per tuning study, with all its trials
 
 A line of a run has its configuration (:meth:`Run.as_dict`), its name, the environment, the result, the history by columns, and
-for texts the sizes of the data. Numbers have six digits; there are no weights. Lines are sorted: a run more is a line more.
+the sizes of the data. Numbers have six digits; there are no weights. Lines are sorted: a run more is a line more.
 ``spherical-loss collect RUNS`` adds to it what is new in an ``--out`` folder.
 """
 
@@ -40,7 +40,7 @@ class StoredRun:
     history: list[dict[str, Any]]
     """A record per epoch, as the run folder has it."""
     data: dict[str, int]
-    """Of texts, where the data were at hand: words to train, validate and test, and the number of classes D."""
+    """Examples (of a text, words) to train, validate and test, and the number of classes D; older runs may not say."""
 
     @property
     def label(self) -> str:
@@ -49,6 +49,11 @@ class StoredRun:
     @property
     def finished(self) -> bool:
         return self.result["status"] == "finished"
+
+    @property
+    def alone(self) -> bool:
+        """Whether it had the machine to itself, so that its times say something."""
+        return bool(self.result.get("alone"))
 
     @property
     def D(self) -> int | None:
@@ -131,13 +136,15 @@ def run_of(line: dict[str, Any]) -> StoredRun:
     )
 
 
-def line_of(folder: Path, sizes: dict[str, int]) -> dict[str, Any]:
+def line_of(folder: Path) -> dict[str, Any]:
     """The line of a run folder that has a result."""
+    result = read_json(folder / "result.json")
+    sizes = result.pop("data", None)
     line = {
         "name": folder.name,
         "run": read_json(folder / "config.json"),
         "environment": read_json(folder / "environment.json"),
-        "result": rounded(read_json(folder / "result.json")),
+        "result": rounded(result),
         "history": rounded(columns(read_history(folder / "metrics.jsonl"))),
     }
     return {**line, "data": sizes} if sizes else line
@@ -180,13 +187,12 @@ def records(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def add_runs(results: Path, lines: Iterable[dict[str, Any]]) -> int:
-    """Put runs that are new in the store; returns how many. A run that is there already stays as it is, unless the sizes of its
-    text were not known then, and are now."""
+    """Put runs that are new in the store; returns how many. A run that is there already stays as it is."""
     return merge(
         results / "runs",
         ((line["run"]["task"], line["name"], line) for line in lines),
         key=lambda line: (line["run"]["loss"], line["run"]["seed"], line["name"]),
-        newer=lambda old, new: "data" in new and "data" not in old,
+        newer=lambda old, new: False,
     )
 
 

@@ -84,16 +84,16 @@ def of_loss(results: Results, loss: str) -> dict[int, dict[str, Any]]:
 
 
 def value(result: dict[str, Any], metric: str) -> float | None:
-    """A number of a finished run: ``epochs`` and ``to_best`` (seconds) to the best validation, ``seconds`` (per epoch), the
-    perplexities ``start`` and ``valid`` of the validation set before training and at its best, or a test metric."""
+    """A number of a finished run: ``epochs`` to the best validation; ``to_best`` and ``seconds`` (per epoch), of a run that had
+    the machine to itself; the perplexities ``start`` and ``valid`` of the validation set before training and at its best;
+    or a test metric."""
     if result["status"] != "finished":
         return None
     if metric == "epochs":
         return float(result["best_epoch"])
-    if metric == "seconds":
-        return float(result["seconds_per_epoch"])
-    if metric == "to_best":
-        return result.get("seconds_to_best")
+    if metric in ("seconds", "to_best"):
+        name = "seconds_per_epoch" if metric == "seconds" else "seconds_to_best"
+        return result.get(name) if result.get("alone") else None
     if metric in ("start", "valid"):
         return result[metric]["perplexity"] if "start" in result else None
     return result["test"].get(metric)

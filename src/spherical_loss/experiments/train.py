@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from spherical_loss.experiments.distributed import Objective, device_of, objective_of, on_first, part_of, rank, summed
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.load import Load, alone
 from spherical_loss.experiments.losses import make_loss
 from spherical_loss.experiments.metrics import reported
 from spherical_loss.experiments.models import Network
@@ -58,8 +59,12 @@ def train(
     checkpoint_seconds: float = 10.0,
     tensorboard: bool = False,
     wait: bool = True,
+    until: int | None = None,
 ) -> dict[str, Any]:
     """Train ``run`` in its folder under ``root`` and return its result; a finished run's result is only read.
+
+    With ``until`` the run pauses after that many epochs, unless it is finished before: it keeps a checkpoint, and returns
+    ``{"status": "paused", "epochs": ..., "valid": ...}`` with the best validation so far.
 
     A run that another process is training is waited for, or, without ``wait``, a
     :class:`~spherical_loss.experiments.locks.BusyError`.
@@ -70,14 +75,16 @@ def train(
         with ExitStack() as held:
             on_first(lambda: held.enter_context(folder.lock(wait, waiting)))
             if (result := on_first(folder.result)) is None:
-                return train_in(folder, reporter, checkpoint_seconds, tensorboard)
+                return train_in(folder, reporter, checkpoint_seconds, tensorboard, until)
     if tensorboard:
         on_first(lambda: write_events(folder.path, folder.history()))
     reporter.kept(run, result)
     return result
 
 
-def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, tensorboard: bool) -> dict[str, Any]:
+def train_in(
+    folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, tensorboard: bool, until: int | None = None
+) -> dict[str, Any]:
     """Train the run of ``folder``, from its checkpoint if it has one.
 
     The order of the examples depends on the seed and the epoch alone, so a run that goes on from a checkpoint makes the same
@@ -103,13 +110,17 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
         progress = restore(state, network, optimizer)
     objective = objective_of(network, loss, partial(reporter.note, run))
     events = event_writer(folder.path, progress.epoch) if tensorboard and rank() == 0 else None
-    saved = time.monotonic()
+    saved, saved_epoch = time.monotonic(), progress.epoch
     reporter.started(run, progress.epoch)
     try:
         if task.start and progress.start is None:
             progress.start = on_first(lambda: task.evaluate(network, loss, valid_set))
         while not progress.finished(settings):
-            began = time.perf_counter()
+            if until is not None and progress.epoch >= until:
+                if progress.epoch > saved_epoch:
+                    on_first(lambda: folder.save_checkpoint(checkpoint(progress, network, optimizer)))
+                return {"status": "paused", "epochs": progress.epoch, "valid": best_validation(progress)}
+            began, load = time.perf_counter(), Load()
             train_loss = train_epoch(network, objective, optimizer, train_set, run, progress.epoch, reporter)
             trained = time.perf_counter()
             valid = on_first(lambda: task.evaluate(network, loss, valid_set))
@@ -120,6 +131,7 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
                 "valid": valid,
                 "train_seconds": trained - began,
                 "seconds": time.perf_counter() - began,
+                **load.seconds(),
             }
             after_epoch(progress, record, network, optimizer, settings)
             on_first(partial(folder.log, record))
@@ -129,9 +141,10 @@ def train_in(folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, t
             passed = time.monotonic() - saved
             if on_first(partial(bool, passed >= checkpoint_seconds)) and not progress.finished(settings):
                 on_first(lambda: folder.save_checkpoint(checkpoint(progress, network, optimizer)))
-                saved = time.monotonic()
+                saved, saved_epoch = time.monotonic(), progress.epoch
         network.load_state_dict(progress.best_weights)
-        result = on_first(lambda: finished_result(progress, task.evaluate(network, loss, test_set)))
+        sizes = {"train": len(train_set), "valid": len(valid_set), "test": len(test_set), "D": train_set.D}
+        result = on_first(lambda: finished_result(progress, sizes, task.evaluate(network, loss, test_set)))
         on_first(lambda: folder.finish(result, progress.best_weights))
     except (DivergedError, FloatingPointError) as why:  # the factored head's step finds out by itself
         result = {"status": "diverged", "epoch": progress.epoch + 1, "reason": str(why)}
@@ -189,7 +202,8 @@ def batches_of(order: Tensor, size: int, network: nn.Module) -> list[Tensor]:
 def after_epoch(
     progress: Progress, record: dict[str, Any], network: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings
 ) -> None:
-    """Keep the best weights, and halve the learning rate after ``halve_after`` epochs in a row without a better one."""
+    """Keep the best weights, and lower the learning rate: to the next point of a cosine, or by half after ``halve_after``
+    epochs in a row without a better validation."""
     valid = record["valid"]
     if any(value is not None and not math.isfinite(value) for value in valid.values()):
         raise DivergedError(f"the validation metrics are not finite after epoch {record['epoch']}: {valid}")
@@ -202,12 +216,29 @@ def after_epoch(
     if monitored < progress.best:
         progress.best, progress.best_epoch, progress.stale = monitored, progress.epoch, 0
         progress.best_weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-    elif progress.stale % settings.halve_after == 0:
-        for group in optimizer.param_groups:
-            group["lr"] /= 2
+    factor = 1.0
+    if settings.decay == "cosine":
+        factor = cosine(progress.epoch / settings.epochs) / cosine((progress.epoch - 1) / settings.epochs)
+    elif progress.stale > 0 and progress.stale % settings.halve_after == 0:
+        factor = 0.5
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
 
 
-def finished_result(progress: Progress, test: dict[str, float | None]) -> dict[str, Any]:
+def cosine(part: float) -> float:
+    """What is left of the learning rate after this part of the epochs: 1 at the start, 0 at the end.
+
+    >>> [round(cosine(part), 3) for part in (0.0, 0.25, 0.5, 1.0)]
+    [1.0, 0.854, 0.5, 0.0]
+    """
+    return (1 + math.cos(math.pi * part)) / 2
+
+
+def best_validation(progress: Progress) -> dict[str, float | None]:
+    return progress.history[progress.best_epoch - 1]["valid"]
+
+
+def finished_result(progress: Progress, sizes: dict[str, int], test: dict[str, float | None]) -> dict[str, Any]:
     seconds = [record["seconds"] for record in progress.history]
     start = {} if progress.start is None else {"start": progress.start}
     return {
@@ -216,9 +247,11 @@ def finished_result(progress: Progress, test: dict[str, float | None]) -> dict[s
         "epochs": progress.epoch,
         "seconds_per_epoch": sum(seconds) / len(seconds),
         "seconds_to_best": sum(seconds[: progress.best_epoch]),
+        "alone": alone(progress.history),
         **start,
-        "valid": progress.history[progress.best_epoch - 1]["valid"],
+        "valid": best_validation(progress),
         "test": test,
+        "data": sizes,
     }
 
 
