@@ -13,8 +13,7 @@ head               cost of a step, N examples  weights             optimizer
 
 from spherical_loss.heads.base import Head, TopK
 from spherical_loss.heads.dense import DenseHead
-from spherical_loss.heads.factored import FactoredHead
-from spherical_loss.heads.factored_sgd import FactoredSGD
+from spherical_loss.heads.factored import FactoredHead, FactoredSGD
 from spherical_loss.heads.gram import GramHead, Plan
 from spherical_loss.heads.retrieval import FaissIndex
 

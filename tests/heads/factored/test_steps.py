@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import spherical_loss as sl
-from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, factored, factored_sgd
+from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD
+from spherical_loss.heads.factored import head as factored
+from spherical_loss.heads.factored import sgd as factored_sgd
 
-from ..cases import CASES
-from .reference import DenseReference, random_batch
-from .test_gram import LargestTensor
-from .test_heads import assert_same_weights, train_step
+from ...cases import CASES
+from ..reference import DenseReference, random_batch
+from ..test_gram import LargestTensor
+from ..test_heads import assert_same_weights, train_step
 
 TAYLOR = CASES["taylor"].oracle
 

@@ -1,4 +1,4 @@
-"""The exact SGD step of :class:`~spherical_loss.heads.factored.FactoredHead`, in O(N d^2).
+"""The exact SGD step of :class:`~spherical_loss.heads.FactoredHead`, in O(N d^2).
 
 Dense SGD, with the bias as a column of W, weight decay l and ``r = 1 - lr l``, is
 
@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from spherical_loss.heads.base import full_precision, selected, target_rows, weighted_sum
-from spherical_loss.heads.factored import FactoredHead
-from spherical_loss.heads.factored_statistics import Backward
-from spherical_loss.heads.shard import Shard
+from spherical_loss.heads.factored.head import FactoredHead
+from spherical_loss.heads.factored.shard import Shard
+from spherical_loss.heads.factored.statistics import Backward
 
 MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
 MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one product for each

@@ -1,8 +1,8 @@
 """The head whose training step costs O(N d^2), whatever the number of classes.
 
 Reference: P. Vincent, A. de Brebisson, X. Bouthillier, Efficient Exact Gradient Update for Training Deep Networks with Very
-Large Sparse Targets, 2015, arXiv 1412.7091. Forward and backward pass are in :mod:`spherical_loss.heads.factored_statistics`,
-the step is in :mod:`spherical_loss.heads.factored_sgd`.
+Large Sparse Targets, 2015, arXiv 1412.7091. Forward and backward pass are in :mod:`spherical_loss.heads.factored.statistics`,
+the step is in :mod:`spherical_loss.heads.factored.sgd`.
 
 The representation. With the bias as one more column of W, and the hidden vectors extended by a one,
 
@@ -10,8 +10,8 @@ The representation. With the bias as one more column of W, and the hidden vector
 
 An SGD step multiplies every row of W by the same d x d matrix B, which goes into U, and changes the rows of the batch's
 targets, which go into V through ``U^-1``. V is D x d in float32; all else is small, and more precise where errors would add up
-(Q is an :class:`~spherical_loss.heads.accumulator.Accumulator`). U and its inverse start as the identity, and differ from it
-by many small changes, which would be rounded as ones are; so what is kept is the difference, and weight decay as a number:
+(Q is an ``Accumulator``). U and its inverse start as the identity, and differ from it by many small changes, which
+would be rounded as ones are; so what is kept is the difference, and weight decay as a number:
 
     U = rho (I - E),      U^-1 = (I + F) / rho.
 
@@ -35,11 +35,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.accumulator import Accumulator
 from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std
-from spherical_loss.heads.factored_statistics import Backward, FactoredStatistics
+from spherical_loss.heads.factored.accumulator import Accumulator
+from spherical_loss.heads.factored.shard import Shard
+from spherical_loss.heads.factored.statistics import Backward, FactoredStatistics
 from spherical_loss.heads.gram import gram_matrix
-from spherical_loss.heads.shard import Shard
 from spherical_loss.statistics import statistics_dtype, widened
 
 

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import spherical_loss as sl
-from spherical_loss.heads import FactoredHead, FactoredSGD, FaissIndex, factored_sgd
+from spherical_loss.heads import FactoredHead, FactoredSGD, FaissIndex
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
+from spherical_loss.heads.factored import sgd as factored_sgd
 
-from .reference import random_batch
-from .test_factored import trained
+from ..reference import random_batch
+from .test_steps import trained
 
 
 @pytest.mark.parametrize("through", ["state_dict", "safetensors", "deepcopy"])

@@ -1,8 +1,8 @@
-"""Forward and backward pass of :class:`~spherical_loss.heads.factored.FactoredHead`: the statistics, and what the step needs.
+"""Forward and backward pass of :class:`~spherical_loss.heads.FactoredHead`: the statistics, and what the step needs.
 
     s = w^T h,    q = h^T Q h,    o_c = W_c h;      grad_h = g_s w + 2 g_q Q h + sum_k g_c W_c
 
-The gradient of W is never formed: its ingredients are kept until :class:`~spherical_loss.heads.factored_sgd.FactoredSGD` steps.
+The gradient of W is never formed: its ingredients are kept until :class:`~spherical_loss.heads.FactoredSGD` steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spherical_loss.heads.base import full_precision, selected, weighted_sum
 from spherical_loss.statistics import statistics_dtype
 
 if TYPE_CHECKING:
-    from spherical_loss.heads.factored import FactoredHead
+    from spherical_loss.heads.factored.head import FactoredHead
 
 
 class Backward(NamedTuple):

@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from spherical_loss.heads.accumulator import Accumulator
+from spherical_loss.heads.factored.accumulator import Accumulator
 
 
 def changed(steps, scale=1.0):
