@@ -20,7 +20,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 plot: $(READY)  ## draw the losses and their gradients: docs/losses.svg
-	$(BIN)/python -m spherical_loss.experiments.plot_losses docs/losses.svg
+	$(BIN)/python -m spherical_loss.experiments.report.plot_losses docs/losses.svg
 
 bench: $(READY)  ## measure losses and heads side by side with their peers
 	$(BIN)/python -m benchmarks

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from benchmarks.timing import Work, interleaved, readable, show, with_spread
 from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
-from spherical_loss.experiments.language import LanguageModel, language_optimizer
-from spherical_loss.experiments.settings import LanguageSettings
-from spherical_loss.experiments.tasks import RATES
+from spherical_loss.experiments.models.language_model import LanguageModel, language_optimizer
+from spherical_loss.experiments.training.settings import LanguageSettings
+from spherical_loss.experiments.training.tasks import RATES
 
 N, D = 250, 115_517
 OUTPUT_GOAL, STEP_GOAL = 50.0, 10.0

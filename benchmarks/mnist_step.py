@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.timing import Work, interleaved, readable, show, with_spread
-from spherical_loss.experiments import models
-from spherical_loss.experiments.images import Images
-from spherical_loss.experiments.losses import make_loss
+from spherical_loss.experiments.data.images import Images
+from spherical_loss.experiments.models import image_networks as models
+from spherical_loss.experiments.models.loss_names import make_loss
 
 Row = dict[str, Any]
 

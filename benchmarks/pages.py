@@ -9,7 +9,7 @@ from benchmarks import crossover
 from benchmarks.language import PART_NAMES
 from benchmarks.steps import Row
 from benchmarks.timing import RESULTS, readable, with_spread
-from spherical_loss.experiments.paper import TABLES
+from spherical_loss.experiments.results.paper import TABLES
 
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "ptb": 10_000, "one-billion-word": 10_000}
 

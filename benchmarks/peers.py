@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.steps import Step
-from spherical_loss.experiments.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
+from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
 
 
 def dense_softmax(d: int, D: int, lr: float = 0.1) -> Step:

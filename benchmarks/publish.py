@@ -14,7 +14,7 @@ from benchmarks.pages import markdown
 from benchmarks.parts import PARTS
 from benchmarks.summary import FACTORED_GOALS
 from benchmarks.timing import RESULTS, readable, with_spread
-from spherical_loss.experiments.marks import replace_marked
+from spherical_loss.experiments.files.marks import replace_marked
 
 ROOT = RESULTS.parent
 

@@ -14,14 +14,14 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.timing import RESULTS, interleaved, show
-from spherical_loss.experiments import compare
-from spherical_loss.experiments.collect import collect
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.losses import make_loss
-from spherical_loss.experiments.runs import RunFolder
-from spherical_loss.experiments.settings import LanguageSettings, Run
-from spherical_loss.experiments.tasks import TASKS
-from spherical_loss.experiments.time_curves import draw_time_curves, time_curve
+from spherical_loss.experiments.models.loss_names import make_loss
+from spherical_loss.experiments.report.time_curves import draw_time_curves, time_curve
+from spherical_loss.experiments.results.collect import collect
+from spherical_loss.experiments.running import compare
+from spherical_loss.experiments.training.run_folder import RunFolder
+from spherical_loss.experiments.training.settings import LanguageSettings, Run
+from spherical_loss.experiments.training.tasks import TASKS
 
 CONTENDERS = [  # loss and head
     ("softmax", "dense"),

@@ -14,7 +14,11 @@ import torch
 from sphinx.util.inventory import InventoryFile
 
 import spherical_loss
-from spherical_loss.experiments import cli, collect, download, report, tune
+from spherical_loss.experiments import cli
+from spherical_loss.experiments.data import download
+from spherical_loss.experiments.report import write_report as report
+from spherical_loss.experiments.results import collect
+from spherical_loss.experiments.tuning import tune
 from spherical_loss.heads import checkpoint
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ except ImportError as error:
     raise ImportError("SphericalClassifier needs scikit-learn 1.6 or newer: pip install 'spherical-loss[sklearn]'") from error
 
 from spherical_loss.base import Loss, SphericalLoss
-from spherical_loss.experiments.losses import LOSSES, make_loss
+from spherical_loss.experiments.models.loss_names import LOSSES, make_loss
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
 from spherical_loss.perceptron import Perceptron, Rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks import mnist_step
-from spherical_loss.experiments import models
+from spherical_loss.experiments.models import image_networks as models
 
 
 def test_both_networks_are_the_same() -> None:

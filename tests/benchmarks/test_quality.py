@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import quality
-from spherical_loss.experiments import data
+from spherical_loss.experiments.data import image_files as data
 
 
 def test_quality_without_data_says_so(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spherical_loss.experiments import data
+from spherical_loss.experiments.data import image_files as data
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
@@ -78,8 +78,8 @@ def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 @pytest.fixture(scope="session")
 def full_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a store with something for every section."""
-    from spherical_loss.experiments.report import write_report  # matplotlib takes a while to import
-    from tests.experiments.stores import full_store
+    from spherical_loss.experiments.report.write_report import write_report  # matplotlib takes a while to import
+    from tests.experiments.results.stores import full_store
 
     results = full_store(tmp_path_factory.mktemp("results"))
     write_report(results, results / "report.html", None)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from spherical_loss.experiments import cli, runs
-from spherical_loss.experiments.paper import TABLES
-from spherical_loss.experiments.tasks import TASKS
+from spherical_loss.experiments import cli
+from spherical_loss.experiments.results.paper import TABLES
+from spherical_loss.experiments.training import run_folder as runs
+from spherical_loss.experiments.training.tasks import TASKS
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def test_interrupted(spherical_loss, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("spherical_loss.experiments.train.train_epoch", interrupt)
+    monkeypatch.setattr("spherical_loss.experiments.training.train.train_epoch", interrupt)
     code, _, err = spherical_loss("compare", "digits", *QUICK)
     assert code == 130
     assert "the same command continues" in err

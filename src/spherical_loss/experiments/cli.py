@@ -18,17 +18,17 @@ from typing import Any, TypeVar
 import tyro
 from rich.console import Console
 
-from spherical_loss.experiments import compare as comparison
-from spherical_loss.experiments.data import data_folder
-from spherical_loss.experiments.distributed import joined, on_first, rank, ranks
+from spherical_loss.experiments.data.image_files import data_folder
 from spherical_loss.experiments.errors import UsageError, UserError, choose
-from spherical_loss.experiments.losses import LOSSES
-from spherical_loss.experiments.paper import TABLES, table_of
-from spherical_loss.experiments.runs import explain
-from spherical_loss.experiments.settings import Settings
-from spherical_loss.experiments.tasks import TASKS
-from spherical_loss.experiments.tuned import TUNED
-from spherical_loss.experiments.workers import open_workers, with_threads
+from spherical_loss.experiments.models.loss_names import LOSSES
+from spherical_loss.experiments.results.paper import TABLES, table_of
+from spherical_loss.experiments.running import compare as comparison
+from spherical_loss.experiments.running.workers import open_workers, with_threads
+from spherical_loss.experiments.training.distributed import joined, on_first, rank, ranks
+from spherical_loss.experiments.training.run_folder import explain
+from spherical_loss.experiments.training.settings import Settings
+from spherical_loss.experiments.training.tasks import TASKS
+from spherical_loss.experiments.tuning.tuned import TUNED
 
 T = TypeVar("T")
 FILE_WIDTH = 400  # columns, where the output is a file or a pipe: room for every table
@@ -128,7 +128,7 @@ class Tune:
 
 def tune(arguments: Sequence[str], console: Console) -> None:
     """Search a loss's learning rate and options on a task."""
-    from spherical_loss.experiments.tune import tune as search  # Optuna takes a second to import
+    from spherical_loss.experiments.tuning.tune import tune as search  # Optuna takes a second to import
 
     name, rest = first(arguments, "task", {name: task.summary for name, task in TASKS.items()}, "tune")
     options = parse(Tune(TASKS[name].settings), rest, f"tune {name}")
@@ -151,7 +151,7 @@ class Get:
 
 def data(arguments: Sequence[str], console: Console) -> None:
     """Fetch a data set: spherical-loss data get mnist."""
-    from spherical_loss.experiments import download
+    from spherical_loss.experiments.data import download
 
     _, rest = first(arguments, "action", {"get": "fetch a data set"}, "data")
     names = {name: f"{len(parts)} file(s)" for name, parts in download.DATASETS.items()}
@@ -173,7 +173,7 @@ class Collect:
 
 def collect(arguments: Sequence[str], console: Console) -> None:
     """Add finished runs to the results: spherical-loss collect runs."""
-    from spherical_loss.experiments.collect import collect as add  # Optuna takes a second to import
+    from spherical_loss.experiments.results.collect import collect as add  # Optuna takes a second to import
 
     options, folders = parse_rest(Collect(), arguments, "collect RUNS ...")
     if not folders:
@@ -196,7 +196,7 @@ class Report:
 
 def report(arguments: Sequence[str], console: Console) -> None:
     """Turn the results into an HTML page."""
-    from spherical_loss.experiments.report import write_report  # matplotlib takes a while to import
+    from spherical_loss.experiments.report.write_report import write_report  # matplotlib takes a while to import
 
     options = parse(Report(), arguments, "report")
     page = options.out or options.results / "report.html"

@@ -1,0 +1,1 @@
+"""Data: the official files, texts and their vocabularies, splits and batches."""

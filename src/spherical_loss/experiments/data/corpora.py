@@ -1,0 +1,238 @@
+"""The corpora of the language models: which files they are, and how they are split.
+
+The files lie in ``$SPHERICAL_LOSS_DATA`` (default: the user's cache folder), encoded copies of them in ``encoded`` there:
+
+    ptb/ptb.{train,valid,test}.txt           Penn Treebank as prepared by T. Mikolov
+    one-billion-word/**/news.en-*-of-00100   training shards of the One Billion Word benchmark, as many as there are
+    one-billion-word/**/news.en.heldout-*    its held-out shards; heldout-00000-of-00050 is the test set
+    imdb/imdb.{train,test}.txt               aclImdb, one review a line
+    SimLex-999/SimLex-999.txt                word similarities; without it that score is left out
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pooch
+import torch
+from torch import Generator, Tensor
+
+from spherical_loss.experiments.data.image_files import VARIABLE, data_folder
+from spherical_loss.experiments.data.simlex import Pairs, pairs_in, read_simlex
+from spherical_loss.experiments.data.text import EOS, Corpus, checksums, read_corpus
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.training.settings import LanguageSettings
+
+HELD_OUT = 100_000  # words at most of a validation or test set that is cut from a larger text
+DENSE_OUTPUTS = 10**9  # that are looked at to measure a loss outside the family; up to 10,000 words this is the whole set
+RANKED_VALID, RANKED_TEST = 10**8, 3 * 10**8  # outputs that are looked at to rank the words of a validation or test set
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """A stretch of a text, ``ids[first:last]``: every word is a target, and the ``context`` words before it are the input.
+
+    Contexts run across line ends, which are words too (``<eos>``), and before the text there are line ends only.
+    """
+
+    ids: Tensor
+    first: int
+    last: int
+    context: int
+    words: list[str]
+    pairs: Pairs
+    budget: int
+    """Outputs that may be computed to rank words: the top-10 error is that of some ``budget / D`` examples."""
+    pieces: int = 0
+    """Of an online pass: epoch k has the k-th piece; 0 for epochs that have it all."""
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def D(self) -> int:
+        return len(self.words)
+
+    @property
+    def frequencies(self) -> Tensor:
+        """How often each word occurs, ``(D,)``; words that do not (``<unk>``, where nothing is unknown) count once."""
+        counts = torch.zeros(self.D, dtype=torch.int64)
+        for block in self.ids[self.first : self.last].split(2**24):
+            counts += torch.bincount(block.cpu(), minlength=self.D)
+        return counts.clamp_min(1)
+
+    @property
+    def ranked(self) -> Tensor:
+        """The rows that are ranked."""
+        return self.spaced(self.budget)
+
+    @property
+    def with_logits(self) -> Tensor:
+        """The rows on which a loss is measured that needs all the outputs."""
+        return self.spaced(DENSE_OUTPUTS)
+
+    def spaced(self, outputs: int) -> Tensor:
+        """Rows, evenly spaced, with so many outputs at most; all of them if that is few enough."""
+        n = min(len(self), max(1, outputs // self.D))
+        return torch.arange(n) * len(self) // n
+
+    def order(self, epoch: int, generator: Generator) -> Tensor:
+        """All rows, or those of the epoch's piece, shuffled."""
+        if self.pieces == 0:
+            return torch.randperm(len(self), generator=generator)
+        start, stop = (len(self) * k // self.pieces for k in (epoch, epoch + 1))
+        return start + torch.randperm(stop - start, generator=generator)
+
+    def batch(self, rows: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Contexts ``(n, context)`` and targets ``(n,)``."""
+        at = rows + self.first
+        window = at.unsqueeze(1) + torch.arange(-self.context, 0, device=rows.device)
+        x = torch.where(window >= 0, self.ids[window.clamp_min(0)].long(), self.words.index(EOS))
+        return x, self.ids[at].long()
+
+    def to(self, device: torch.device) -> TextSet:
+        return dataclasses.replace(self, ids=self.ids.to(device))
+
+
+class TextSplits(NamedTuple):
+    """What a task gives to the training loop."""
+
+    train: TextSet
+    valid: TextSet
+    test: TextSet
+
+
+class Source(NamedTuple):
+    """The files of a corpus. Without files of their own, validation and test sets are cut from the end of the training text."""
+
+    train: list[Path]
+    valid: list[Path]
+    test: list[Path]
+    whole_vocabulary: bool = False
+    """Whether all files make the vocabulary, or the training files alone."""
+
+
+def ptb(settings: LanguageSettings) -> Source:
+    train, valid, test = (existing(f"ptb/ptb.{part}.txt") for part in ("train", "valid", "test"))
+    return Source([train], [valid], [test])
+
+
+def one_billion_word(settings: LanguageSettings) -> Source:
+    """The training shards, or, where there are none, the held-out shards that do not test."""
+    folder = data_folder() / "one-billion-word"
+    held_out = sorted(folder.rglob("news.en.heldout-*"))
+    train = sorted(folder.rglob("news.en-*-of-*"))
+    test = [path for path in held_out if path.name.startswith("news.en.heldout-00000-")]
+    others = [path for path in held_out if path not in test]
+    if not (train or others):
+        raise UserError(
+            f"{folder} has no shards of the One Billion Word benchmark (news.en-00001-of-00100 and so on, or "
+            f"news.en.heldout-00001-of-00050 and so on); put some there, or point {VARIABLE} to a folder that has them"
+        )
+    return Source(train, others, test) if train else Source(others, [], test)
+
+
+def imdb(settings: LanguageSettings) -> Source:
+    """The vocabulary is that of all 100,000 reviews, as its usual figures are (197,295 types, 115,517 seen twice or more)."""
+    train, test = (existing(f"imdb/imdb.{part}.txt", "the reviews of aclImdb, one a line") for part in ("train", "test"))
+    return Source([train], [], [test], whole_vocabulary=True)
+
+
+def text(settings: LanguageSettings) -> Source:
+    if settings.file is None:
+        raise UserError("which text? give it with --file, for example --file corpus.txt")
+    return Source([Path(settings.file).expanduser()], [], [])
+
+
+def existing(name: str, what: str = "") -> Path:
+    path = data_folder() / name
+    if not path.is_file():
+        of = f" ({what})" if what else ""
+        raise UserError(f"{path} is missing{of}; put it there, or point {VARIABLE} to a folder that has {name}")
+    return path
+
+
+Find = Callable[[LanguageSettings], Source]
+
+
+def prepared(find: Find, settings: LanguageSettings, quiet: bool) -> LanguageSettings:
+    """The settings with the checksum of the files, which tells apart runs on different texts; encodes the text if need be."""
+    source = find(settings)
+    sums = checksums(source[:3])
+    splits = load(find, settings, quiet)
+    if not quiet:
+        words = ", ".join(
+            f"{len(part):,} words to {verb}" for part, verb in zip(splits, ("train", "validate", "test"), strict=True)
+        )
+        files = f"{len(source.train)} training file{'s' if len(source.train) > 1 else ''}"
+        few = {"softmax's perplexity": splits.test.with_logits, "top-10 error": splits.test.ranked}
+        fewer = "".join(f", {what} of {len(rows):,} of them" for what, rows in few.items() if len(rows) < len(splits.test))
+        print(f"{files}: {words}{fewer}; vocabulary of {splits.train.D:,}")
+    file = None if settings.file is None else os.path.normpath(settings.file)  # ./corpus.txt is corpus.txt
+    return dataclasses.replace(settings, file=file, corpus=hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12])
+
+
+def load(find: Find, settings: LanguageSettings, quiet: bool = True) -> TextSplits:
+    """Training, validation and test sets."""
+    source = find(settings)
+    groups = [group for group in source[:3] if group]
+    counted = len(groups) if source.whole_vocabulary else 1
+    corpus = read_corpus(groups, counted, settings.tokens, settings.vocabulary, settings.min_count, encoded_folder(), quiet)
+    pairs = vocabulary_pairs(tuple(corpus.words))
+    parts = iter(corpus.parts)
+    train, valid, test = (np.asarray(next(parts)) if group else None for group in source[:3])
+    assert train is not None
+    return split(corpus, train, valid, test, pairs, settings)
+
+
+def encoded_folder() -> Path:
+    """``encoded`` beside the data, or, where nothing can be written there, in the user's cache folder."""
+    folder = data_folder() / "encoded"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return folder if os.access(there, os.W_OK) else Path(pooch.os_cache("spherical-loss")) / "encoded"
+
+
+def split(
+    corpus: Corpus,
+    train: np.ndarray,
+    valid: np.ndarray | None,
+    test: np.ndarray | None,
+    pairs: Pairs,
+    settings: LanguageSettings,
+) -> TextSplits:
+    """Where a set is missing, a tenth of the training text, at most ``HELD_OUT`` words, is cut from its end."""
+    tail, last = min(HELD_OUT, len(train) // 10), len(train)
+    if tail == 0:
+        raise UserError(f"a text of {len(train)} words is too short to train on: it needs some hundred at least")
+
+    def part(array: np.ndarray, first: int, last: int, budget: int) -> TextSet:
+        return TextSet(torch.from_numpy(array), first, last, settings.context, corpus.words, pairs, budget)
+
+    sets: list[TextSet] = []
+    for array, budget in ((test, RANKED_TEST), (valid, RANKED_VALID)):
+        if array is None:
+            sets.append(part(train, last - tail, last, budget))
+            last -= tail
+        else:
+            # An online corpus is large, and so may be its test set: its beginning will do.
+            sets.append(part(array, 0, min(len(array), HELD_OUT) if settings.online else len(array), budget))
+    if settings.words is not None:
+        last = min(last, settings.words)
+    if settings.online and last < settings.epochs:
+        raise UserError(f"{last} words to train on cannot be cut in {settings.epochs} pieces: lower --epochs, or raise --words")
+    whole = part(train, 0, last, RANKED_VALID)
+    return TextSplits(dataclasses.replace(whole, pieces=settings.epochs if settings.online else 0), sets[1], sets[0])
+
+
+@lru_cache(maxsize=4)
+def vocabulary_pairs(words: tuple[str, ...]) -> Pairs:
+    return pairs_in(words, read_simlex(data_folder() / "SimLex-999" / "SimLex-999.txt"))

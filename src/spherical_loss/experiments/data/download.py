@@ -1,0 +1,133 @@
+"""``spherical-loss data get``: the official files, from their own mirrors, checked by their SHA-256.
+
+pooch downloads, checks and unpacks; a download that was cut off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pooch
+import requests
+
+from spherical_loss.experiments.data import image_files as data
+from spherical_loss.experiments.errors import UserError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file to have at ``path`` under the data folder, or, with ``members``, an archive that has them."""
+
+    path: str
+    sha256: str
+    urls: tuple[str, ...]
+    members: tuple[str, ...] = ()
+
+
+def _mnist(name: str, sha256: str) -> Download:
+    mirrors = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+    return Download(f"mnist/{name}", sha256, tuple(mirror + name for mirror in mirrors))
+
+
+DATASETS: dict[str, tuple[Download, ...]] = {
+    "mnist": (
+        _mnist("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        _mnist("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        _mnist("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        _mnist("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+    ),
+    "cifar10": (
+        Download(
+            "cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+            tuple(f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")),
+        ),
+    ),
+    "cifar100": (
+        Download(
+            "cifar-100-binary.tar.gz",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+            ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
+        ),
+    ),
+}
+READERS: dict[str, Callable[[Path], Any]] = {
+    "mnist": data.read_mnist,
+    "cifar10": data.read_cifar10,
+    "cifar100": data.read_cifar100,
+}
+
+
+def get(dataset: str, folder: Path, progress: bool, say: Say) -> None:
+    """Have the files of ``dataset`` in ``folder``, and read them once to be sure of them."""
+    pooch.get_logger().setLevel("WARNING")  # it announces every file, with a hint that does not apply to us
+    for download in DATASETS[dataset]:
+        if download.members and all((folder / member).is_file() for member in download.members):
+            continue
+        say(f"{download.path} -> {folder}")
+        fetch(download, folder, progress, say)
+    READERS[dataset].__wrapped__(folder)  # type: ignore[attr-defined]  # not from the cache
+    say(f"{dataset} is complete in {folder}")
+
+
+def fetch(download: Download, folder: Path, progress: bool, say: Say) -> None:
+    """From the first mirror that answers with the right bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / download.path
+    failures = []
+    for url in download.urls:
+        try:
+            pooch.retrieve(
+                url,
+                known_hash=f"sha256:{download.sha256}",
+                fname=target.name,
+                path=target.parent,
+                downloader=Resuming(target.with_name(f"{target.name}.part"), progress, say),
+                processor=pooch.Untar(list(download.members), extract_dir=os.curdir) if download.members else None,
+            )
+        except (requests.RequestException, ValueError) as error:  # ValueError: the hash
+            failures.append(f"{url}: {error}")
+            continue
+        if download.members:
+            target.unlink()  # the archive has been unpacked
+        return
+    raise UserError(
+        f"could not fetch {download.path}:\n  " + "\n  ".join(failures) + "\n"
+        f"check the network and run the same command again (it goes on where it stopped), or put the file into "
+        f"{target.parent} yourself"
+    )
+
+
+class Resuming:
+    """A downloader for pooch that keeps what it has in ``partial``, and asks the server for the rest next time."""
+
+    def __init__(self, partial: Path, progress: bool, say: Say) -> None:
+        self.partial, self.progress, self.say = partial, progress, say
+
+    def __call__(self, url: str, output_file: str, caller: Any) -> None:
+        have = self.partial.stat().st_size if self.partial.exists() else 0
+        with open(self.partial, "ab") as file:
+
+            def start(response: requests.Response, *_: Any, **__: Any) -> None:
+                if response.status_code == 206:
+                    self.say(f"goes on after {have:,} bytes")
+                elif response.status_code == 200:  # all of it, from the beginning
+                    file.truncate(0)
+
+            headers = {"Range": f"bytes={have}-"} if have else {}
+            fetcher = pooch.HTTPDownloader(self.progress, chunk_size=1 << 16, headers=headers, hooks={"response": start})
+            try:
+                fetcher(url, file, caller)
+            except requests.HTTPError as error:
+                if error.response is None or error.response.status_code != 416:
+                    raise
+                # 416: there is no more to fetch; pooch compares the hash.
+        os.replace(self.partial, output_file)

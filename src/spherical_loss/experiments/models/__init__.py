@@ -1,0 +1,1 @@
+"""Networks, their output layers, and the losses by name."""

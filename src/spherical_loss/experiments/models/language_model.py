@@ -1,0 +1,203 @@
+"""The neural language model of the paper: words in a context of 6, embeddings, rectifiers, and an output layer.
+
+Reference: Y. Bengio, R. Ducharme, P. Vincent, A Neural Probabilistic Language Model, 2001.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spherical_loss import Loss, SphericalLoss
+from spherical_loss.experiments.data.corpora import TextSet
+from spherical_loss.experiments.data.simlex import agreement
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.models.image_networks import activation
+from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
+from spherical_loss.experiments.training.metrics import reported
+from spherical_loss.experiments.training.settings import LanguageSettings
+from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead
+
+HEADS: dict[str, Callable[[int, int], Any]] = {
+    "dense": partial(DenseHead, init="zero"),
+    "gram": partial(GramHead, init="zero"),
+    "factored": partial(FactoredHead, init="zero"),
+    "sampled": partial(SampledSoftmaxHead, init="zero"),
+    "adaptive": AdaptiveSoftmaxHead,
+}
+BATCH = 500  # examples that are evaluated at once
+RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows anew for each time
+
+
+class LanguageModel(nn.Module):
+    """Embeddings of the context, side by side, hidden layers, and a head.
+
+    The gradient of the embeddings is sparse: a step touches the words of the batch only, whatever the vocabulary. With the
+    gram and the factored head neither :meth:`objective` nor its gradient computes the logits.
+    """
+
+    def __init__(self, D: int, settings: LanguageSettings, head: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(D, settings.embedding, sparse=True)
+        layers: list[nn.Module] = []
+        inputs = settings.context * settings.embedding
+        for layer in range(settings.layers or 0):
+            width = settings.width or 0
+            last = layer + 1 == settings.layers
+            layers += [nn.Linear(inputs, width), *activation(settings.activation, width, spatial=False, last=last)]
+            inputs = width
+        self.trunk = nn.Sequential(*layers)
+        self.head = HEADS[head](inputs, D)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """``(N, d)`` for contexts ``(N, context)``."""
+        return self.trunk(self.embedding(x).flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits, ``(N, D)``."""
+        return self.head.logits(self.hidden(x))
+
+    def objective(self, x: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        """What is minimized: the mean loss of a batch."""
+        hidden = self.hidden(x)
+        if isinstance(loss, SphericalLoss):
+            return loss(self.head(hidden, target))
+        if self.training and isinstance(self.head, SampledSoftmaxHead | AdaptiveSoftmaxHead):
+            return self.head.training_loss(hidden, target)
+        return loss(self.head.logits(hidden), target)
+
+    def output_weights(self, classes: Tensor) -> Tensor | None:
+        """Rows of W, ``(n, d)``; the adaptive softmax has none that could be compared."""
+        if isinstance(self.head, AdaptiveSoftmaxHead):
+            return None
+        if isinstance(self.head, FactoredHead):
+            return self.head.rows(classes)[:, : self.head.in_features]
+        return self.head.weight.detach()[classes]
+
+
+def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> LanguageModel:
+    """The paper's start: He's initialization of the hidden layers, zero output weights, output biases that match the word
+    frequencies. The Z-loss has no such bias, and is flat where all outputs are equal: its output weights start with He's
+    standard deviation, ``sqrt(2 / d)``. Embeddings start with a standard deviation of 1. All heads start alike.
+    """
+    if len(settings.head) != 1:
+        raise UserError(f"--head is {' '.join(settings.head)}, but here it must be one of them")
+    network = LanguageModel(train.D, settings, settings.head[0])
+    for module in network.trunk:
+        if isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            nn.init.zeros_(module.bias)
+    head = network.head
+    if isinstance(head, AdaptiveSoftmaxHead):  # starts as torch starts it
+        return network
+    try:
+        head.set_bias(loss.prior_bias(train.frequencies.float()))
+    except TypeError:  # not a model of probabilities
+        head.set_weight(torch.randn(train.D, head.in_features) * math.sqrt(2 / head.in_features))
+    return network
+
+
+class FactoredAndTrunkSGD(torch.optim.SGD):
+    """Plain SGD of the trunk, and the exact SGD of a factored head at ``output_rate`` times its learning rate."""
+
+    def __init__(self, trunk: list[nn.Parameter], head: FactoredHead, lr: float, output_rate: float) -> None:
+        super().__init__(trunk, lr)
+        self.factored, self.output_rate = FactoredSGD(head, lr * output_rate), output_rate
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self.factored.zero_grad()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        value = super().step(closure)  # a closure makes the gradients of both
+        self.factored.param_groups[0]["lr"] = self.param_groups[0]["lr"] * self.output_rate
+        try:
+            self.factored.step()
+        except ValueError as error:  # a step so large that it erases a direction of W
+            raise FloatingPointError(str(error)) from error
+        return value
+
+
+def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> torch.optim.Optimizer:
+    """Plain SGD, with a learning rate of its own for the output layer."""
+    assert settings.lr is not None
+    assert settings.output_rate is not None
+    trunk = [*network.embedding.parameters(), *network.trunk.parameters()]
+    if isinstance(network.head, FactoredHead):
+        return FactoredAndTrunkSGD(trunk, network.head, settings.lr, settings.output_rate)
+    output = network.head.parameters()
+    groups: list[dict[str, Any]] = [{"params": trunk}, {"params": output, "lr": settings.lr * settings.output_rate}]
+    return torch.optim.SGD(groups, settings.lr)
+
+
+@torch.no_grad()
+def evaluate_language(network: LanguageModel, loss: Loss, data: TextSet) -> dict[str, float | None]:
+    """Metrics of ``network`` on ``data``.
+
+    - ``loss``: the training loss, from the statistics for the losses of the family; for the others, of ``measured`` examples,
+      which are all of them unless there are too many outputs to look at.
+    - ``nll`` and ``perplexity``, its exponential: under the loss's own distribution, where it has one. For the bounds that is
+      the softmax, which needs the logits, so it is measured on the ranked examples alone.
+    - ``error``, ``top10``: how often the target is not the most probable word, or not among the ten most probable; of
+      ``ranked`` examples, which are all of them unless there are too many outputs to look at.
+    - ``simlex_input``, ``simlex_output``, ``simlex_pairs``: see :func:`spherical_loss.experiments.data.simlex.agreement`.
+    """
+    was_training = network.training
+    network.eval()
+    device = network.embedding.weight.device
+    total = 0.0
+    measured = torch.arange(len(data)) if isinstance(loss, SphericalLoss) else data.with_logits
+    for rows in measured.split(BATCH):
+        total += float(network.objective(*data.batch(rows.to(device)), loss)) * len(rows)
+    value = reported(total / len(measured), loss, data.D)
+    nll: float | None = value
+    if isinstance(loss, SphericalLoss) and not loss.is_likelihood:
+        nll = sampled_nll(network, loss, data)
+    metrics: dict[str, float | None] = {"loss": value, "nll": nll, "measured": len(measured)}
+    metrics["perplexity"] = None if nll is None else math.exp(min(nll, 700.0))
+    metrics.update(ranking(network, loss, data))
+    first, second = data.pairs.words.to(device).unbind(1)
+    scores = data.pairs.scores
+    embedding = network.embedding.weight
+    metrics["simlex_input"] = agreement(embedding[first], embedding[second], scores)
+    W_first, W_second = network.output_weights(first), network.output_weights(second)
+    metrics["simlex_output"] = None if W_first is None or W_second is None else agreement(W_first, W_second, scores)
+    metrics["simlex_pairs"] = len(scores) or None
+    network.train(was_training)
+    return metrics
+
+
+def ranking(network: LanguageModel, loss: Loss, data: TextSet) -> dict[str, float | None]:
+    """``error``, ``top10`` and ``ranked``, by an exact search that never has all the logits in memory."""
+    device = network.embedding.weight.device
+    hits = torch.zeros(2, dtype=torch.int64, device=device)
+    for rows in data.ranked.split(RANKED_BATCH):
+        hidden, targets = [], []
+        for part in rows.split(BATCH):
+            x, target = data.batch(part.to(device))
+            hidden.append(network.hidden(x))
+            targets.append(target)
+        best = network.head.topk(torch.cat(hidden), min(10, data.D), loss).classes
+        hit = best == torch.cat(targets).unsqueeze(1)
+        hits += torch.stack([hit[:, 0].sum(), hit.sum()])
+    top1, top10 = (1 - hits.double() / len(data.ranked)).tolist()
+    return {"error": top1, "top10": top10, "ranked": len(data.ranked)}
+
+
+def sampled_nll(network: LanguageModel, loss: Loss, data: TextSet) -> float | None:
+    """The mean negative log-likelihood of the ranked examples, from the logits; None for a loss without probabilities."""
+    device = network.embedding.weight.device
+    total = 0.0
+    for rows in data.ranked.split(BATCH):
+        x, target = data.batch(rows.to(device))
+        try:
+            log_p = loss.log_probabilities(network(x))
+        except TypeError:  # the loss ranks only
+            return None
+        total -= float(log_p.gather(1, target.unsqueeze(1)).double().sum())
+    return total / len(data.ranked)

@@ -1,0 +1,369 @@
+"""``spherical-loss report``: the store of results as one HTML page, and a summary for the README."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.marks import replace_marked
+from spherical_loss.experiments.report import page, questions
+from spherical_loss.experiments.report.page import Section, details, paragraph, pictures
+from spherical_loss.experiments.report.pictures import error_bars, learning_curves, time_curves, tuning_picture
+from spherical_loss.experiments.results.paper import TABLES, Table
+from spherical_loss.experiments.results.selection import Group, counterpart, group_of, grouped, scaled_down, table_groups
+from spherical_loss.experiments.results.store import StoredRun, Study, read_missing, read_runs, read_studies
+from spherical_loss.experiments.results.tables import (
+    BESIDE,
+    CLAIM_HEADINGS,
+    COLUMNS,
+    Cells,
+    Results,
+    by_seed,
+    claim_row,
+    figure_text,
+    label_text,
+    loss_of,
+    markdown_table,
+    mean_text,
+    result_cells,
+    undecided_row,
+)
+from spherical_loss.experiments.training.run_folder import write_atomically
+
+TITLE = "Softmax alternatives of the spherical family: results"
+RULE = (
+    "The rule: a claim is confirmed where the 95% interval of the difference lies on its side of zero (a t-test on our runs, "
+    "p < 0.025 one-sided), contradicted where it lies on the other, and undecided otherwise. Of forty claims about runs that "
+    "do not differ, two would be decided by chance. What is decided holds for our runs: where they are far shorter than the "
+    "paper's, it is no evidence about its own. A single run of each loss decides nothing. Runs with the same seed share their "
+    "split and initial weights and are compared in pairs, n of them. The difference is positive where the claim holds."
+)
+
+
+def write_report(results: Path, out: Path, readme: Path | None) -> None:
+    """Write the page, and the summary into ``readme``."""
+    runs, studies = read_runs(results), read_studies(results)
+    if not runs and not studies:
+        raise UserError(
+            f"{results} has no results: neither {results / 'runs'} nor {results / 'tuning'} has a line; train some runs, and "
+            "add them with 'spherical-loss collect RUNS'"
+        )
+    missing = read_missing(results)
+    notes = path.read_text(encoding="utf-8") if (path := results / "notes.md").exists() else ""
+    write_atomically(out, html_report(runs, studies, missing, notes).encode())
+    if readme is not None:
+        replace_marked(readme, "results", summary(runs, missing))
+
+
+def html_report(runs: list[StoredRun], studies: list[Study], missing: dict[str, str], notes: str) -> str:
+    sections = [claims_section(runs, missing)]
+    sections += [table_section(name, runs, missing) for name in TABLES]
+    sections += [
+        section
+        for section in (
+            bounds_section(runs),
+            growth_section(runs),
+            large_vocabulary_section(runs),
+            others_section(runs),
+            tuning_section(studies),
+        )
+        if section is not None
+    ]
+    if notes.strip():
+        sections.append(Section("notes", "Where our figures differ from the paper's", page.from_markdown(notes)))
+    sections.append(environment_section(runs))
+    diverged = sum(not run.finished for run in runs)
+    introduction = paragraph(
+        f"{len(runs)} runs of {len({run.task for run in runs})} tasks ({diverged} diverged) and {len(studies)} tuning studies, "
+        "beside the figures of A. de Brebisson and P. Vincent, An Exploration of Softmax Alternatives Belonging to the "
+        "Spherical Loss Family (ICLR 2016, arXiv 1511.05042). Everything here is made from the stored runs by the command "
+        "spherical-loss report."
+    )
+    return page.page(TITLE, introduction, sections)
+
+
+# The paper's tables
+
+
+def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str]) -> Section:
+    table = TABLES[name]
+    title = f"Table {table.number}: {table.title}"
+    groups = table_groups(name, runs)
+    if not groups:
+        headings, rows = missing_cells(table, missing.get(table.task, "no runs yet"))
+        return Section(name, title, page.table(title, headings, rows))
+    group, *others = groups
+    metric = main_metric(table)
+    text = "mean (standard deviation) over runs; the paper's figures stand beside ours."
+    body = [paragraph(f"Ours: {text}"), page.table(title, *table_cells(group, table))]
+    if group.left_out:
+        body.append(paragraph(left_out_text(group)))
+    timed = ["error"] if metric == "error" else ["perplexity", "top10"]
+    body.append(
+        pictures(
+            error_bars(title, group, table, metric), learning_curves(title, group, metric), time_curves(title, group, timed)
+        )
+    )
+    for other in others:
+        body.append(
+            details(f"Other runs of this table: {conditions_text(other, group)}", page.table(title, *table_cells(other, table)))
+        )
+    return Section(name, title, "\n".join(body))
+
+
+def main_metric(table: Table) -> str:
+    return "error" if any(row.error is not None for row in table.rows.values()) else "perplexity"
+
+
+def table_cells(group: Group, table: Table) -> Cells:
+    """Our results beside the paper's, what was scaled down, and rows for the paper's losses that have no runs."""
+    results: Results = group.results
+    run = {loss_of(label) for label in results}
+    absent = [loss for loss in table.losses if loss not in run]
+    headings, rows = result_cells({**results, **{loss: {} for loss in absent}}, table)
+    notes = [scaled_down(group, label, table) for label in results] + ["no runs yet"] * len(absent)
+    return main_first(headings, rows, main_metric(table), "scaled down", notes)
+
+
+def main_first(headings: list[str], rows: list[list[str]], metric: str, title: str, notes: Sequence[str]) -> Cells:
+    """The columns of the main metric before the others, and after them ``notes``: what a phone shows without scrolling."""
+    heading = next(column.heading for column in COLUMNS if column.metric == metric)
+    start = stop = headings.index(heading)
+    while (stop := stop + 1) < len(headings) and headings[stop] in BESIDE:
+        pass
+    first, others = [0, 1, *range(start, stop)], [*range(2, start), *range(stop, len(headings))]
+
+    def ordered(cells: Sequence[str], note: str) -> list[str]:
+        return [*(cells[i] for i in first), note, *(cells[i] for i in others)]
+
+    return ordered(headings, title), [ordered(row, note) for row, note in zip(rows, notes, strict=True)]
+
+
+def missing_cells(table: Table, reason: str) -> Cells:
+    """The paper's figures, and why there are none of ours."""
+    headings, rows = result_cells({loss: {} for loss in table.losses}, table)
+    return main_first(headings, rows, main_metric(table), "ours", [reason] * len(rows))
+
+
+def left_out_text(group: Group) -> str:
+    losses = ", ".join(sorted({label_text(run.label) for run in group.left_out}))
+    runs = f"{len(group.left_out)} more run{'s' if len(group.left_out) > 1 else ''}"
+    return f"{runs} with other learning rates or options in the store: {losses}."
+
+
+def conditions_text(other: Group, group: Group) -> str:
+    """How the conditions of ``other`` differ from those of ``group``."""
+    ours, theirs = other.conditions, group.conditions
+    changed = [
+        f"{key} {ours.get(key, 'unset')}" for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)
+    ]
+    return ", ".join(changed)
+
+
+# The claims
+
+
+def claim_rows(runs: Sequence[StoredRun], missing: dict[str, str]) -> list[list[str]]:
+    """A row per claim of the paper: the number of its table, and what :func:`comparison_row` gives."""
+    found = []
+    for name, table in TABLES.items():
+        group = next(iter(table_groups(name, runs)), None)
+        for claim in table.claims:
+            if group is None:
+                row = undecided_row(claim.text, why=missing.get(table.task, "no runs yet"))
+            else:
+                elsewhere = counterpart(group, table, claim.elsewhere, runs) if claim.elsewhere else None
+                row = claim_row(claim, group.results, elsewhere)
+            found.append([row[0], str(table.number), *row[1:]])
+    bounds = questions.bound_group(runs)
+    found += [[row[0], "text", *row[1:]] for row in questions.bounds_claims(bounds)[1]] if bounds else []
+    return found
+
+
+def verdict_counts(rows: Sequence[Sequence[str]]) -> str:
+    counts = Counter(row[2] for row in rows)
+    return f"Of {len(rows)} claims of the paper, " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in page.VERDICTS)
+
+
+def claims_section(runs: Sequence[StoredRun], missing: dict[str, str]) -> Section:
+    rows = claim_rows(runs, missing)
+    headings = [CLAIM_HEADINGS[0], "table", *CLAIM_HEADINGS[1:]]
+    body = [
+        paragraph(f"{verdict_counts(rows)}."),
+        paragraph(RULE),
+        page.table("The claims of the paper on our runs", headings, rows),
+    ]
+    return Section("claims", "The paper's claims", "\n".join(body))
+
+
+# Beyond the tables
+
+
+def bounds_section(runs: Sequence[StoredRun]) -> Section | None:
+    group = questions.bound_group(runs)
+    if group is None:
+        return None
+    body = [
+        paragraph(
+            "The paper trained language models by minimizing upper bounds of log-softmax, and found that it degraded the "
+            "perplexity of the start, where the network gives the frequencies of the words."
+        ),
+        page.table(
+            f"Validation perplexity, mean (standard deviation) over runs; {questions.trained_on(group.runs[0])}",
+            *questions.bounds_cells(group),
+        ),
+        page.table("Does it get worse than at the start, after the last epoch?", *questions.bounds_claims(group)),
+        pictures(questions.bounds_picture(group)),
+    ]
+    return Section("bounds", "The bounds: does minimizing them degrade the perplexity?", "\n".join(body))
+
+
+def growth_section(runs: Sequence[StoredRun]) -> Section | None:
+    families = questions.families(runs)
+    if not families:
+        return None
+    body = [
+        paragraph(
+            "The paper leaves open why the softmax is better with many classes and not with few. Here the corpus stays the "
+            "same and the vocabulary grows; words outside it are one class, so that the task gets easier as it shrinks."
+        )
+    ]
+    for family in families:
+        gaps, title = questions.gaps(family), questions.family_title(family)
+        body += [
+            page.table(f"The gap to the softmax: {title}", *questions.gap_cells(gaps)),
+            pictures(questions.gap_picture(title, gaps)),
+        ]
+    return Section("growth", "The gap as the number of classes grows", "\n".join(body))
+
+
+def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
+    mine = [run for run in runs if run.settings.get("vocabulary") == "full" and run.finished]
+    if not mine:
+        return None
+    body = []
+    for task in dict.fromkeys(run.task for run in mine):
+        group = group_of([run for run in mine if run.task == task])
+        D = next((f"{run.D:,} classes" for run in group.runs if run.D), "the full vocabulary")
+        title = f"{task}, {D}"
+        same_time = f"{title}: on the validation set after the same time of training"
+        if any(run.alone for run in group.runs):
+            body.append(page.table(same_time, *questions.equal_time_cells(group)))
+        body += [
+            page.table(f"{title}: on the test set, after the whole run", *result_cells(group.results, None)),
+            pictures(time_curves(title, group, ["perplexity", "top10"])),
+        ]
+    return Section("large-vocabulary", "The large vocabulary, at equal time", "\n".join(body))
+
+
+def others_section(runs: Sequence[StoredRun]) -> Section | None:
+    """Whatever is in the store and in no other section."""
+    shown = {run.name for name in TABLES for group in table_groups(name, runs) for run in (*group.runs, *group.left_out)}
+    shown |= {run.name for family in questions.families(runs) for run in family}
+    if bounds := questions.bound_group(runs):
+        shown |= {run.name for run in bounds.runs}
+    shown |= {run.name for run in runs if run.settings.get("vocabulary") == "full"}
+    left = [run for run in runs if run.name not in shown]
+    body = []
+    for part in grouped(left):
+        group = group_of(part)
+        metric = "perplexity" if "vocabulary" in group.conditions else "error"
+        kept = {
+            k: v for k, v in group.conditions.items() if k in ("epochs", "width", "split", "vocabulary", "words", "activation")
+        }
+        rates = ", ".join(f"{label_text(label)} {group.first(label).settings['lr']:g}" for label in group.results)
+        title = f"{part[0].task} ({', '.join(f'{key} {value}' for key, value in kept.items())}; learning rates: {rates})"
+        body += [
+            page.table(title, *result_cells(group.results, None)),
+            pictures(error_bars(title, group, None, metric), learning_curves(title, group, metric)),
+        ]
+        if group.left_out:
+            body.append(paragraph(left_out_text(group)))
+    return Section("others", "Other runs", "\n".join(body)) if body else None
+
+
+def tuning_section(studies: Sequence[Study]) -> Section | None:
+    """What was tried for each loss, and what was best."""
+    if not studies:
+        return None
+    headings = ["task", "loss function", "trials", "diverged", "best values", "validation", "judged by", "epochs"]
+    rows, trials = [], []
+    for study in studies:
+        best = study.best
+        values = ", ".join(f"{key} {value:g}" for key, value in best["values"].items()) if best else "-"
+        diverged = sum(trial["value"] is None for trial in study.trials)
+        value = f"{best['value']:.4g}" if best else "-"
+        title = label_text(study.loss)
+        rows.append(
+            [
+                study.task,
+                title,
+                str(len(study.trials)),
+                str(diverged),
+                values,
+                value,
+                study.monitor,
+                str(study.settings.get("epochs", "-")),
+            ]
+        )
+        for trial in study.trials:
+            tried = ", ".join(f"{key} {value:g}" for key, value in trial["values"].items())
+            trials.append(
+                [
+                    study.task,
+                    title,
+                    str(trial["number"]),
+                    tried,
+                    "diverged" if trial["value"] is None else f"{trial['value']:.4g}",
+                ]
+            )
+    tasks = dict.fromkeys(study.task for study in studies)
+    body = [
+        paragraph("The learning rate, and a loss's own options, were searched on the validation set with short trials."),
+        page.table("The tuning studies", headings, rows),
+        pictures(*(tuning_picture(task, [study for study in studies if study.task == task]) for task in tasks)),
+        details("All trials", page.table("All trials", ["task", "loss function", "trial", "values", "validation"], trials)),
+    ]
+    return Section("tuning", "Tuning", "\n".join(body))
+
+
+def environment_section(runs: Sequence[StoredRun]) -> Section:
+    """Versions and machines, with how many runs each made."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for run in runs:
+        environment = run.environment
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(environment["versions"].items()))
+        machine = f"{environment['machine']} ({environment['cpu_capability']})"
+        found[versions, f"Python {environment['python']}", machine, str(environment["threads"])] += 1
+    rows = [[*key, str(count)] for key, count in sorted(found.items())]
+    how = "The runs are in results/runs, a line each, with their configuration, seed and per-epoch metrics."
+    return Section(
+        "environment",
+        "Versions and machines",
+        paragraph(how) + page.table("What the runs were made with", ["versions", "Python", "machine", "threads", "runs"], rows),
+    )
+
+
+# The README
+
+
+def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
+    """The main figure of every loss that was run, ours beside the paper's, as Markdown; a row for each table without runs."""
+    rows = []
+    for name, table in TABLES.items():
+        what = f"{table.number} `{name}`"  # what to give to reproduce
+        column = next(column for column in COLUMNS if column.metric == main_metric(table))
+        group = next(iter(table_groups(name, runs)), None)
+        if group is None:
+            rows.append([what, "-", column.heading, "-", "-", missing.get(table.task, "no runs yet")])
+            continue
+        for label, results in group.results.items():
+            ours = mean_text(list(by_seed(results, column.metric).values()), column)
+            row = table.rows.get(loss_of(label))
+            paper = figure_text(getattr(row, column.metric) if row else None, column)
+            rows.append([what, label_text(label), column.heading, ours, paper, scaled_down(group, label, table)])
+    headings = ["table", "loss function", "metric", "ours", "paper", "scaled down"]
+    counts = f"{verdict_counts(claim_rows(runs, missing))}."
+    return f"{markdown_table('The tables of the paper, mean (standard deviation) over runs', headings, rows)}\n{counts}"

@@ -1,0 +1,1 @@
+"""Stored runs, the paper's figures, and the tables made of both."""

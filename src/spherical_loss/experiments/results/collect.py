@@ -1,0 +1,92 @@
+"""``spherical-loss collect``: put finished runs and tuning studies of an ``--out`` folder in the store of results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.results.store import Study, add_runs, add_studies, line_of, run_folders
+from spherical_loss.experiments.training.run_folder import read_json
+from spherical_loss.experiments.training.tasks import TASKS
+from spherical_loss.experiments.tuning.tune import finished_trials, judged_by, rounded
+
+Config = dict[str, Any]
+Group = list[Path]
+
+
+def collect(runs: Path, results: Path, trials: bool, say: Callable[[str], None]) -> None:
+    """Add the runs and studies of ``runs`` to ``results``. Runs of trials are left out unless ``trials``."""
+    configs = {folder: read_json(folder / "config.json") for folder in run_folders(runs)}
+    databases = sorted(runs.glob("*/tune.db"))
+    if not configs and not databases:
+        raise UserError(
+            f"{runs} has no finished runs (TASK/RUN/result.json); give the --out folder of compare, reproduce or tune"
+        )
+    found = [pair for path in databases for pair in read_database(path, configs)]
+    left_out = set() if trials else {folder for _, folders in found for folder in folders}
+    lines = [line_of(folder) for folder in configs if folder not in left_out]
+    added, studies = add_runs(results, lines), add_studies(results, [study for study, _ in found])
+    say(f"{runs}: {added} new of {len(lines)} runs, {studies} new of {len(found)} studies -> {results}")
+    if left_out:
+        say(f"{len(left_out)} runs are trials of these studies and stay out of {results / 'runs'}; --trials adds them, too")
+
+
+def read_database(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, Group]]:
+    """The studies of an SQLite file of ``spherical-loss tune``, and the folders of their trials' runs."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage, task = f"sqlite:///{path}", path.parent.name
+    found = []
+    for name in sorted(optuna.get_all_study_names(storage)):
+        loss = name.removeprefix(f"{task}-").rpartition("-")[0]
+        trials = [
+            {
+                "number": trial.number,
+                "values": {key: rounded(value) for key, value in trial.params.items()},
+                "value": trial.value if trial.value is not None and math.isfinite(trial.value) else None,
+            }
+            for trial in finished_trials(optuna.load_study(study_name=name, storage=storage))
+        ]
+        if not trials:
+            continue
+        groups = alike({f: c for f, c in configs.items() if (c["task"], c["loss"]) == (task, loss)})
+        folders = [f for trial in trials for group in groups if is_trial(trial, group, configs) for f in group]
+        common = in_common([configs[folder]["settings"] for folder in folders])
+        monitor = judged_by(loss, common.get("monitor", TASKS[task].settings.monitor))
+        found.append((Study(name, task, loss, monitor, common, trials), folders))
+    return found
+
+
+def alike(configs: dict[Path, Config]) -> list[Group]:
+    """Folders of runs that differ in the seed alone, in the order of the seeds."""
+    groups: dict[str, Group] = {}
+    for folder in sorted(configs, key=lambda folder: configs[folder]["seed"]):
+        groups.setdefault(str(configs[folder]["settings"]), []).append(folder)
+    return list(groups.values())
+
+
+def is_trial(trial: dict[str, Any], group: Group, configs: dict[Path, Config]) -> bool:
+    """Whether the trial was these runs: it has their values, and their mean validation. (Others with its values may be there:
+    longer ones, for example, which came after it.)"""
+    settings, loss = configs[group[0]]["settings"], configs[group[0]]["loss"]
+    if any(settings.get(key) != value for key, value in trial["values"].items()):
+        return False
+    results = [read_json(folder / "result.json") for folder in group]
+    if any(result["status"] == "diverged" for result in results):
+        return trial["value"] is None
+    criterion = judged_by(loss, settings["monitor"])
+    values = [result["valid"]["loss" if result["valid"][criterion] is None else criterion] for result in results]
+    return trial["value"] is not None and math.isclose(math.fsum(values) / len(values), trial["value"], rel_tol=1e-9)
+
+
+def in_common(all_settings: list[dict[str, Any]]) -> dict[str, Any]:
+    """
+    >>> in_common([{"lr": 0.1, "epochs": 2}, {"lr": 0.2, "epochs": 2}])
+    {'epochs': 2}
+    """
+    first, *others = all_settings or [{}]
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}

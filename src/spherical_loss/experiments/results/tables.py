@@ -1,0 +1,304 @@
+"""Tables made from stored runs, with the paper's figures beside them: on the terminal, and as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+
+from spherical_loss.experiments.models.loss_names import LOSSES
+from spherical_loss.experiments.results.paper import Claim, Figure, Row, Table
+from spherical_loss.experiments.results.significance import Comparison, interval, paired, unpaired
+from spherical_loss.experiments.training.settings import Run
+
+Results = dict[str, dict[int, dict[str, Any]]]
+"""Results of runs by label (the loss, and the head if it is not the dense one) and seed."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric: its heading, how to print it, and whether it is a fraction to print in percent."""
+
+    metric: str
+    heading: str
+    digits: int = 3
+    percent: bool = False
+
+
+COLUMNS = (
+    Column("loss", "loss"),
+    Column("nll", "neg. log-lik."),
+    Column("error", "error %", percent=True),
+    Column("perplexity", "perplexity", digits=4),
+    Column("measured", "on words", digits=6),
+    Column("start", "valid. perplexity at start", digits=4),
+    Column("valid", "valid. perplexity", digits=4),
+    Column("top5", "top-5 error %", percent=True),
+    Column("top10", "top-10 error %", percent=True),
+    Column("ranked", "of words", digits=6),
+    Column("simlex_input", "SimLex in"),
+    Column("simlex_output", "SimLex out"),
+    Column("simlex_pairs", "pairs"),
+    Column("calibration", "calibration %", percent=True),
+    Column("epochs", "epochs"),
+    Column("to_best", "s to best"),
+    Column("seconds", "s / epoch"),
+)
+
+
+def collect(runs: Sequence[tuple[Run, dict[str, Any]]]) -> Results:
+    """Results by label and seed."""
+    results: Results = {}
+    for run, result in runs:
+        results.setdefault(run.label, {})[run.seed] = result
+    return results
+
+
+def loss_of(label: str) -> str:
+    return label.partition("/")[0]
+
+
+def label_text(label: str) -> str:
+    """
+    >>> label_text("taylor"), label_text("taylor/gram")
+    ('Log Taylor softmax', 'Log Taylor softmax, gram head')
+    """
+    loss, _, head = label.partition("/")
+    title = LOSSES[loss].title if loss in LOSSES else loss  # a stored run may be of a loss that is no more, or not yet
+    return title + (f", {head} head" if head else "")
+
+
+EXACT_HEADS = ("gram", "factored")
+
+
+def of_loss(results: Results, loss: str) -> dict[int, dict[str, Any]]:
+    """The results of a loss with any of the exact heads, the first that there is; the others are approximations, or models of
+    their own."""
+    exact = [loss, *(f"{loss}/{head}" for head in EXACT_HEADS)]
+    return next((runs for label, runs in results.items() if label in exact), {})
+
+
+def value(result: dict[str, Any], metric: str) -> float | None:
+    """A number of a finished run: ``epochs`` to the best validation; ``to_best`` and ``seconds`` (per epoch), of a run that had
+    the machine to itself; the perplexities ``start`` and ``valid`` of the validation set before training and at its best;
+    or a test metric."""
+    if result["status"] != "finished":
+        return None
+    if metric == "epochs":
+        return float(result["best_epoch"])
+    if metric in ("seconds", "to_best"):
+        name = "seconds_per_epoch" if metric == "seconds" else "seconds_to_best"
+        return result.get(name) if result.get("alone") else None
+    if metric in ("start", "valid"):
+        return result[metric]["perplexity"] if "start" in result else None
+    return result["test"].get(metric)
+
+
+def by_seed(results: dict[int, dict[str, Any]], metric: str) -> dict[int, float]:
+    """The metric of every run that has it."""
+    found = {seed: value(result, metric) for seed, result in results.items()}
+    return {seed: x for seed, x in found.items() if x is not None}
+
+
+def significant(x: float, digits: int) -> str:
+    """So many digits, and of a large number all before the point.
+
+    >>> significant(0.0123456, 3), significant(12543.2, 3)
+    ('0.0123', '12,543')
+    """
+    return f"{x:.{digits}g}" if abs(x) < 10**digits else f"{x:,.0f}"
+
+
+def mean_text(values: Sequence[float], column: Column) -> str:
+    """Mean (standard deviation), as the paper has it; the deviation from two runs on.
+
+    >>> mean_text([0.008, 0.010], Column("error", "error %", percent=True))
+    '0.9 (0.141)'
+    """
+    if not values:
+        return "-"
+    factor = 100 if column.percent else 1
+    mean = significant(factor * statistics.fmean(values), column.digits)
+    return mean if len(values) < 2 else f"{mean} ({factor * statistics.stdev(values):.{column.digits}g})"
+
+
+def interval_text(values: Sequence[float], column: Column) -> str:
+    bounds = interval(values)
+    if bounds is None:
+        return "-"
+    factor = 100 if column.percent else 1
+    return " to ".join(significant(factor * x, column.digits) for x in bounds)
+
+
+def figure_text(figure: Figure | None, column: Column) -> str:
+    """A figure of the paper, printed as ours are."""
+    if figure is None:
+        return "-"
+    factor = 100 if column.percent else 1
+    text = significant(factor * figure.mean, column.digits)
+    return text if figure.deviation is None else f"{text} ({factor * figure.deviation:.3g})"
+
+
+Cells = tuple[list[str], list[list[str]]]
+
+
+INTERVALS = ("nll", "error", "perplexity", "top10")
+"""The metrics that have a confidence interval in a table."""
+BESIDE = ("paper", "95% interval")
+"""Headings of what stands beside a metric."""
+
+
+def result_cells(results: Results, paper: Table | None) -> Cells:
+    """Headings and rows: a row per loss, the paper's figure after each of ours that it has, and confidence intervals; no
+    columns without a number."""
+    headings = ["loss function", "runs"]
+    paper_rows = [] if paper is None else list(paper.rows.values())
+    in_paper = {field.name for field in fields(Row) if any(getattr(row, field.name) is not None for row in paper_rows)}
+    columns = [c for c in COLUMNS if c.metric in in_paper or any(by_seed(runs, c.metric) for runs in results.values())]
+    for column in columns:
+        headings.append(column.heading)
+        if column.metric in in_paper:
+            headings.append("paper")
+        if column.metric in INTERVALS:
+            headings.append("95% interval")
+    rows = []
+    for label, runs in results.items():
+        finished = sum(result["status"] == "finished" for result in runs.values())
+        diverged = sum(result["status"] == "diverged" for result in runs.values())
+        row = [label_text(label), str(finished) + (f" (+ {diverged} diverged)" if diverged else "")]
+        figures = paper.rows.get(loss_of(label), Row()) if paper is not None else Row()
+        for column in columns:
+            values = list(by_seed(runs, column.metric).values())
+            row.append(mean_text(values, column))
+            if column.metric in in_paper:
+                row.append(figure_text(getattr(figures, column.metric), column))
+            if column.metric in INTERVALS:
+                row.append(interval_text(values, column))
+        rows.append(row)
+    return headings, rows
+
+
+def claim_row(claim: Claim, results: Results, elsewhere: Results | None = None) -> list[str]:
+    """The claim on our runs; ``elsewhere`` are those of another table, where the claim compares with it."""
+    better = by_seed(of_loss(results, claim.better), claim.metric)
+    if claim.elsewhere is None:
+        return paired_row(claim.text, better, by_seed(of_loss(results, claim.worse), claim.metric), claim.metric)
+    worse = by_seed(of_loss(elsewhere or {}, claim.worse), claim.metric)
+    found = unpaired(list(better.values()), list(worse.values()))
+    return undecided_row(claim.text) if found is None else comparison_row(claim.text, found, claim.metric)
+
+
+def paired_row(text: str, better: dict[int, float], worse: dict[int, float], metric: str) -> list[str]:
+    """A claim on pairs of runs; of a single pair, the difference alone."""
+    if (found := paired(better, worse)) is not None:
+        return comparison_row(text, found, metric)
+    seeds = better.keys() & worse.keys()
+    differences = [difference_text(worse[seed] - better[seed], metric) for seed in seeds]
+    return undecided_row(text, differences[0] if differences else "-", str(len(seeds)))
+
+
+def undecided_row(text: str, difference: str = "-", n: str = "-", why: str = "two runs of each are needed") -> list[str]:
+    return [text, verdict(None), difference, "-", "-", why, n]
+
+
+def verdict(found: Comparison | None) -> str:
+    """What a test says of a claim: for it, for the opposite, where the 95% interval lies on that side of zero, or neither.
+
+    Single runs decide nothing.
+
+    >>> low, high = {0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.01}
+    >>> verdict(None), verdict(paired(low, high)), verdict(paired(high, low))
+    ('undecided', 'confirmed', 'contradicted')
+    """
+    return "undecided" if found is None or 0.025 <= found.p <= 0.975 else "confirmed" if found.p < 0.025 else "contradicted"
+
+
+CLAIM_HEADINGS = ["claim of the paper", "here", "mean difference", "95% interval", "p (one-sided)", "test", "n"]
+
+
+def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Results]) -> Cells:
+    """Headings and rows: a row per claim of the paper, tested on our runs."""
+    return CLAIM_HEADINGS, [claim_row(claim, results, others.get(claim.elsewhere or "")) for claim in claims]
+
+
+def difference_text(x: float, metric: str) -> str:
+    return f"{100 * x:.3g} %" if metric in ("error", "top5", "top10") else significant(x, 3)
+
+
+def comparison_row(text: str, found: Comparison, metric: str) -> list[str]:
+    numbers = [difference_text(x, metric) for x in (found.difference, found.low, found.high)]
+    return [text, verdict(found), numbers[0], f"{numbers[1]} to {numbers[2]}", f"{found.p:.3g}", found.test, str(found.n)]
+
+
+DROPPED_FIRST = (
+    "calibration %",
+    "top-5 error %",
+    "test",
+    "on words",
+    "of words",
+    "pairs",
+    "neg. log-lik.",
+    "valid. perplexity at start",
+    "valid. perplexity",
+    "s to best",
+    "SimLex out",
+    "SimLex in",
+    "s / epoch",
+    "loss",
+    "95% interval",
+    "epochs",
+)
+"""What a table can do without, the first ones soonest; what it is about comes last."""
+DROPPED_LAST = {"perplexity": ("error %", "top-10 error %", "runs"), "error %": ("runs",)}
+
+
+def rich_table(console: Console, title: str, headings: list[str], rows: list[list[str]]) -> RichTable:
+    """The table, without the columns that a narrow console has no room for (``DROPPED_FIRST``)."""
+    table = RichTable(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    main = next((heading for heading in DROPPED_LAST if heading in headings), "")
+    order = (*DROPPED_FIRST, *DROPPED_LAST.get(main, ()))
+    dropped = next((heading for heading in order if heading in headings), None)
+    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    if dropped is None or wanted <= console.width:
+        return table
+    keep = without(headings, dropped)
+    return rich_table(console, title, [headings[i] for i in keep], [[row[i] for i in keep] for row in rows])
+
+
+def without(headings: Sequence[str], dropped: str) -> list[int]:
+    """Where the columns are that are left without one, and without what stands beside it.
+
+    >>> without(["loss", "paper", "error %", "paper", "95% interval"], "loss")
+    [2, 3, 4]
+    >>> without(["loss", "paper", "error %", "paper", "95% interval"], "95% interval")
+    [0, 1, 2, 3]
+    """
+    keep, beside = [], False
+    for i, heading in enumerate(headings):
+        beside = heading == dropped or (beside and heading in BESIDE)
+        if not beside:
+            keep.append(i)
+    return keep
+
+
+def markdown_table(title: str, headings: list[str], rows: list[list[str]]) -> str:
+    """
+    >>> print(markdown_table("Losses", ["loss", "error"], [["MSE", "0.9"]]))
+    **Losses**
+    <BLANKLINE>
+    | loss | error |
+    |---|--:|
+    | MSE | 0.9 |
+    <BLANKLINE>
+    """
+    lines = [f"**{title}**", "", f"| {' | '.join(headings)} |", f"|---|{'--:|' * (len(headings) - 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])

@@ -1,0 +1,1 @@
+"""Many runs: one after the other or on workers, with progress, and compared."""

@@ -1,0 +1,183 @@
+"""Live progress: a rich display on a terminal, plain lines elsewhere, nothing with ``--quiet``."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+
+from spherical_loss.experiments.training.settings import Run
+
+
+class Reporter:
+    """Says nothing; what ``--quiet`` uses, and what the other reporters fill in. Use as a context manager."""
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def kept(self, run: Run, result: dict[str, Any]) -> None:
+        """A run that was finished before."""
+
+    def started(self, run: Run, epoch: int) -> None:
+        """A run starts, or goes on after ``epoch`` epochs."""
+
+    def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
+        """Within an epoch."""
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """After an epoch."""
+
+    def finished(self, run: Run, result: dict[str, Any]) -> None:
+        """A run is finished, or has diverged."""
+
+    def note(self, run: Run, text: str) -> None:
+        """Something out of the ordinary about a run."""
+
+
+def outcome(run: Run, result: dict[str, Any]) -> str:
+    """A line about a finished run."""
+    label = f"{run.label}, seed {run.seed}"
+    if result["status"] == "diverged":
+        return f"{label}: diverged in epoch {result['epoch']} at learning rate {run.settings.lr:.3g}"
+    return (
+        f"{label}: test {error_text(result['test'])}, best of {result['epochs']} epochs: {result['best_epoch']}, "
+        f"{result['seconds_per_epoch']:.3g} s per epoch"
+    )
+
+
+def epoch_text(record: dict[str, Any]) -> str:
+    valid = record["valid"]
+    return f"train loss {record['train_loss']:.4g}, valid loss {valid['loss']:.4g}, {error_text(valid)}"
+
+
+def error_text(metrics: dict[str, Any]) -> str:
+    """The error rate, or what a language model is judged by.
+
+    >>> error_text({"error": 0.125}), error_text({"error": 0.8, "top10": 0.5, "perplexity": 126.7})
+    ('error 12.50%', 'perplexity 126.7, top-10 error 50.00%')
+    """
+    if "top10" not in metrics:
+        return f"error {metrics['error']:.2%}"
+    perplexity = "" if metrics["perplexity"] is None else f"perplexity {metrics['perplexity']:.4g}, "
+    return f"{perplexity}top-10 error {metrics['top10']:.2%}"
+
+
+class PlainReporter(Reporter):
+    """Lines without colours or cursor movements: one per finished run, and one now and then for a long one."""
+
+    def __init__(self, console: Console, runs: int, every: float = 10.0) -> None:
+        self.console, self.runs, self.every = console, runs, every
+        self.done, self.printed = 0, time.monotonic()
+
+    def line(self, text: str) -> None:
+        self.console.print(f"[{self.done}/{self.runs}] {text}", markup=False, highlight=False, soft_wrap=True)
+        self.printed = time.monotonic()
+
+    def kept(self, run: Run, result: dict[str, Any]) -> None:
+        self.done += 1
+        self.line(f"{outcome(run, result)} (stored)")
+
+    def started(self, run: Run, epoch: int) -> None:
+        if epoch:
+            self.line(f"{run.loss}, seed {run.seed}: goes on after epoch {epoch}")
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        if time.monotonic() - self.printed >= self.every:
+            left = (run.settings.epochs - record["epoch"]) * record["seconds"]
+            text = f"{run.loss}, seed {run.seed}: epoch {record['epoch']}/{run.settings.epochs}, {epoch_text(record)}"
+            self.line(f"{text}; this run: at most {duration(left)} left")
+
+    def finished(self, run: Run, result: dict[str, Any]) -> None:
+        self.done += 1
+        self.line(outcome(run, result))
+
+    def note(self, run: Run, text: str) -> None:
+        self.line(f"{run.loss}, seed {run.seed}: {text}")
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(7), duration(200), duration(20_000)
+    ('7 s', '3 min', '5.6 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class LiveReporter(Reporter):
+    """Bars: all runs, with the time left, and each run under way, with its losses and error.
+
+    The time left counts every run at its full number of epochs; early stopping makes it an upper limit.
+    """
+
+    def __init__(self, console: Console, runs: int) -> None:
+        bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # what a narrow terminal can do without
+        self.progress = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            *bar,
+            TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            TimeElapsedColumn(table_column=Column(min_width=7, no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
+            console=console,
+            expand=True,
+        )
+        self.all = self.progress.add_task("all runs", total=runs, text=f"0/{runs}")
+        self.bars: dict[Run, TaskID] = {}  # of the runs under way, as are these:
+        self.parts: dict[Run, float] = {}
+        self.runs, self.done = runs, 0
+        self.text: dict[Run, str] = {}
+
+    def __enter__(self) -> Reporter:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def kept(self, run: Run, result: dict[str, Any]) -> None:
+        self.finished(run, result)
+
+    def started(self, run: Run, epoch: int) -> None:
+        text = self.text[run] = f"goes on after epoch {epoch}" if epoch else ""
+        label = f"{run.loss}, seed {run.seed}"
+        if run in self.bars:  # its process died
+            self.progress.remove_task(self.bars[run])
+        self.bars[run] = self.progress.add_task(label, total=run.settings.epochs, completed=epoch, text=text)
+
+    def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
+        self.at(run, epoch + step / steps, f"epoch {epoch + 1}, loss {loss:.4g}; {self.text[run]}")
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        self.text[run] = epoch_text(record)
+        self.at(run, record["epoch"], f"epoch {record['epoch']}; {self.text[run]}")
+
+    def at(self, run: Run, epochs: float, text: str) -> None:
+        """Move the bar of ``run``, and the bar of all."""
+        self.progress.update(self.bars[run], completed=epochs, text=text)
+        self.parts[run] = epochs / run.settings.epochs
+        self.progress.update(self.all, completed=self.done + sum(self.parts.values()))
+
+    def finished(self, run: Run, result: dict[str, Any]) -> None:
+        self.done += 1
+        self.parts.pop(run, None)
+        if run in self.bars:
+            self.progress.remove_task(self.bars.pop(run))
+        self.progress.update(self.all, completed=self.done + sum(self.parts.values()), text=f"{self.done}/{self.runs}")
+        self.progress.console.print(outcome(run, result), markup=False, highlight=False)
+
+    def note(self, run: Run, text: str) -> None:
+        self.progress.console.print(f"{run.loss}, seed {run.seed}: {text}", markup=False, highlight=False)
+
+
+def make_reporter(console: Console, runs: int, quiet: bool) -> Reporter:
+    if quiet:
+        return Reporter()
+    return LiveReporter(console, runs) if console.is_terminal else PlainReporter(console, runs)

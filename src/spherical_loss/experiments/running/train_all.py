@@ -1,0 +1,102 @@
+"""Make the runs of a plan: one after the other in this process, or several at once on workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.locks import BusyError
+from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.training.run_folder import RunFolder
+from spherical_loss.experiments.training.settings import Run
+from spherical_loss.experiments.training.train import train
+
+Results = dict[Run, dict[str, Any]]
+POLL = 0.5  # seconds between looks at the runs under way
+
+
+def train_all(runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, workers: Workers | None) -> Results:
+    """The result of every run. Runs that another process is training come last, so that two commands share the work."""
+    results: Results = {}
+    for last in (False, True):
+        left = [run for run in runs if run not in results]
+        if workers is None:
+            train_here(left, out, reporter, tensorboard, last, results)
+        else:
+            train_on(workers, left, out, reporter, tensorboard, last, results)
+    return results
+
+
+def train_here(runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, last: bool, results: Results) -> None:
+    for run in runs:
+        try:
+            results[run] = train(run, out, reporter, tensorboard=tensorboard, wait=last)
+        except BusyError:
+            reporter.note(run, "another process is training it; coming back to it at the end")
+
+
+def train_on(
+    workers: Workers, runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, last: bool, results: Results
+) -> None:
+    """Hand out the runs, and report what the workers write to the run folders."""
+    pending: dict[Future[Any], Watch] = {}
+    for run in runs:
+        if (result := RunFolder(out, run).result()) is not None:
+            results[run] = result
+            reporter.kept(run, result)
+        else:
+            died = partial(reporter.note, run, "its worker died; another one takes it up again")
+            pending[workers.submit(run, out, tensorboard, last, died)] = Watch(run, out, reporter)
+    while pending:
+        done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
+        for future in done:
+            run, result = pending.pop(future).run, future.result()
+            if result is None:
+                reporter.note(run, "another process is training it; coming back to it at the end")
+                continue
+            check_shared(out, run)
+            results[run] = result
+            reporter.finished(run, result)
+        for future, watch in pending.items():
+            if future.running():
+                watch.look()
+
+
+class Watch:
+    """Tells a reporter what happens to a run, from the metrics in its folder."""
+
+    def __init__(self, run: Run, out: Path, reporter: Reporter) -> None:
+        self.run, self.reporter = run, reporter
+        self.folder = RunFolder(out, run)
+        self.before = self.written()
+        self.epoch = -1
+        """The last one that was reported; -1 until the run is under way."""
+
+    def written(self) -> int:
+        path = self.folder.path / "metrics.jsonl"
+        return path.stat().st_mtime_ns if path.exists() else 0
+
+    def look(self) -> None:
+        if self.written() == self.before:  # what an earlier process wrote; a worker that starts writes it anew
+            return
+        if self.epoch < 0:
+            self.epoch = 0
+            self.reporter.started(self.run, 0)
+        history = self.folder.history()
+        if history and history[-1]["epoch"] != self.epoch:
+            self.epoch = history[-1]["epoch"]
+            self.reporter.epoch(self.run, history[-1])
+
+
+def check_shared(out: Path, run: Run) -> None:
+    """The results of a cluster's workers must arrive here: another time only what is here counts as done."""
+    if RunFolder(out, run).result() is None:
+        raise UserError(
+            f"a worker finished {run.name}, but {out.absolute()} here has nothing of it: with --cluster, --out must be a "
+            "folder that all machines share, under the same name"
+        )

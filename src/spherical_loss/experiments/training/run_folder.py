@@ -1,0 +1,198 @@
+"""Run folders: what is written, how it survives a kill or a full disk, and how it is read again.
+
+    OUT/TASK/LOSS-seedN-HASH/
+        config.json         the run: task, loss, seed, settings
+        environment.json    versions and machine
+        metrics.jsonl       a line per epoch
+        checkpoint.pt       everything needed to go on, while the run is not finished
+        best.safetensors    the weights of the best epoch, once finished
+        result.json         the last file written: the run is finished, or has diverged
+        lock                held by the process that trains the run
+
+Every file but metrics.jsonl is written to a temporary name, synced, and renamed: at any moment it is the old one or the new
+one. metrics.jsonl grows by a line per epoch and is cut back to the checkpoint's epoch when a run goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from spherical_loss.experiments.data.image_files import VARIABLE, data_folder
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.locks import locked
+from spherical_loss.experiments.training.settings import Run
+
+PARTIAL = ".partial"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``, all of it or (whatever happens) nothing."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise named(error, path) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` last, where the system lets one open folders."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def named(error: OSError, path: Path) -> OSError:
+    """The same error with the file's name, which write and fsync do not give."""
+    return OSError(error.errno, error.strerror, str(path))
+
+
+def explain(error: OSError) -> str:
+    """What went wrong with a file, and the remedy, in one sentence."""
+    where = error.filename or "a file"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left to write {where}: free some and run the same command again; finished runs are kept"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"no permission for {where}: change its permissions, or choose another place ({place_of(where)})"
+    if error.errno == errno.ENOTDIR:
+        return f"{where} is no place for a file, since a part of it is not a folder: choose another ({place_of(where)})"
+    return f"{where}: {error.strerror or error}"
+
+
+def place_of(where: str) -> str:
+    """What says where a file goes."""
+    if data_folder().absolute() in Path(where).absolute().parents:
+        return f"the variable {VARIABLE}"
+    return "--out"
+
+
+def to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def read_json(path: Path) -> Any:
+    """A file of a run folder."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete {path.parent} to repeat this run") from error
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; a line that was cut short is left out."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete {path.parent} to repeat this run") from error
+
+
+def environment() -> dict[str, Any]:
+    """Versions, and what of the machine decides the last bits."""
+    versions = {}
+    for package in ("spherical-loss", "torch", "numpy", "scikit-learn"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+class RunFolder:
+    """The folder of one run under ``root``; :meth:`create` it before writing."""
+
+    def __init__(self, root: Path, run: Run) -> None:
+        self.run = run
+        self.path = root / run.task / run.name
+
+    def lock(self, wait: bool, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        """Keep other processes out of this folder; see :func:`~spherical_loss.experiments.files.locks.locked`."""
+        self._make()
+        return locked(self.path / "lock", wait, waiting)
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(f"{self.path} is in the way: it is not a folder; move it, or choose another with --out") from error
+
+    def create(self) -> None:
+        """The folder and what describes the run."""
+        self._make()
+        for leftover in self.path.glob(f"*{PARTIAL}"):  # of a killed process
+            leftover.unlink()
+        for name, content in (("config.json", self.run.as_dict()), ("environment.json", environment())):
+            if not (self.path / name).exists():
+                write_atomically(self.path / name, to_json(content))
+
+    def result(self) -> dict[str, Any] | None:
+        """What the run came to, or None if it is not finished."""
+        path = self.path / "result.json"
+        return read_json(path) if path.exists() else None
+
+    def history(self) -> list[dict[str, Any]]:
+        """The epochs' metrics; a line that was cut short is left out."""
+        return read_history(self.path / "metrics.jsonl")
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append an epoch's metrics."""
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise named(error, path) from error
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(self.path / "checkpoint.pt", buffer.getvalue())
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The state to go on from, with metrics.jsonl cut back to it; None to start from the beginning."""
+        path = self.path / "checkpoint.pt"
+        state: dict[str, Any] | None = None
+        if path.exists():
+            try:
+                state = torch.load(path, weights_only=True)
+            except Exception as error:  # torch raises many kinds for a damaged file
+                raise UserError(f"{path} is damaged: torch cannot load it; delete it to start this run again") from error
+        history = [] if state is None else state["history"]
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history).encode())
+        return state
+
+    def finish(self, result: dict[str, Any], weights: dict[str, Tensor] | None) -> None:
+        """Write the best weights and the result, and drop the checkpoint, which is of no more use."""
+        if weights is not None:
+            tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+            write_atomically(self.path / "best.safetensors", safetensors.torch.save(tensors))
+        write_atomically(self.path / "result.json", to_json(result))
+        (self.path / "checkpoint.pt").unlink(missing_ok=True)

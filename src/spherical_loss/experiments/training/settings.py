@@ -1,0 +1,226 @@
+"""The settings of a run. These dataclasses are the command line, and what a run's folder records."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.models.loss_names import LOSS_OPTIONS, LOSSES, make_loss
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How any task is trained. ``None`` stands for the tuned value (``spherical-loss tune``), or else the default."""
+
+    lr: float | None = None
+    """Initial learning rate; by default the tuned one of this task and loss."""
+    eps: float | None = None
+    """eps of the spherical softmax."""
+    a: float | None = None
+    """a of the Z-loss."""
+    b: float | None = None
+    """b of the Z-loss."""
+    xi: float | None = None
+    """xi of the bound of log-softmax; by default the tightest one of each example."""
+    batch_size: int = 200
+    """Examples per step."""
+    momentum: float = 0.9
+    """Nesterov momentum; 0 is plain SGD."""
+    weight_decay: float = 0.0
+    """L2 penalty on weights; biases and batch normalization have none."""
+    epochs: int = 200
+    """Train for at most this many epochs."""
+    patience: int = 20
+    """Stop after this many epochs without a better validation."""
+    halve_after: int = 5
+    """Halve the learning rate every time this many epochs in a row brought no better validation."""
+    decay: Literal["cosine"] | None = None
+    """Instead of halving, lower the learning rate from epoch to epoch along a cosine, from --lr to 0 after --epochs."""
+    monitor: Literal["error", "loss", "nll"] = "error"
+    """What "better" means: validation error rate, training loss, or negative log-likelihood."""
+    activation: Literal["relu", "softmax", "exp"] = "relu"
+    """Hidden activations: rectifiers; a softmax in the last hidden layer; truncated exponentials with batch normalization."""
+    device: str = "cpu"
+    """Where to train, as torch names it: cpu, cuda, cuda:1, ..."""
+    threads: int | None = None
+    """CPU threads; they decide the last bits of the numbers, so they belong to the run. By default torch's choice."""
+
+
+@dataclass(frozen=True)
+class ImageSettings(Settings):
+    """Settings of the image tasks."""
+
+    width: int = 0
+    """Width of the network: units per hidden layer (digits), or feature maps of the first convolution."""
+    split: Literal["random", "official"] = "random"
+    """A new random split of all images for every run, or the official test set."""
+
+
+@dataclass(frozen=True)
+class LanguageSettings(Settings):
+    """Settings of the language models."""
+
+    head: tuple[Literal["dense", "gram", "factored", "sampled", "adaptive"], ...] = ("dense",)
+    """Output layers: dense computes the logits; gram and factored do not, and are exact all the same, for the losses of the
+    family; sampled and adaptive are what softmax has instead. With several, a loss takes those that it works with."""
+    layers: int | None = None
+    """Hidden layers."""
+    width: int | None = None
+    """Units per hidden layer."""
+    context: int = 6
+    """Words that the next one is predicted from."""
+    embedding: int = 250
+    """Size of a word's embedding."""
+    output_rate: float | None = None
+    """Learning rate of the output layer, as a multiple of --lr."""
+    vocabulary: int | Literal["full"] = 10_000
+    """Words that are told apart, with <unk> and <eos>; full: all that occur --min-count times."""
+    min_count: int = 2
+    """How often a word of the full vocabulary occurs, at least."""
+    tokens: Literal["spaces", "words", "unicode"] = "spaces"
+    """What a word is: whatever stands between spaces, or, in raw text, letters with inner apostrophes, digits with inner
+    points and commas, and every other character alone. For words, letters are those from a to z; for unicode, those of all
+    scripts."""
+    file: str | None = None
+    """The text, in UTF-8 (for the task text)."""
+    words: int | None = None
+    """Train on the first so many words only."""
+    online: bool = False
+    """A single pass over the text, of which each epoch is a piece; else every epoch is a pass."""
+    corpus: Annotated[str | None, tyro.conf.Suppress] = None
+    """Checksum of the files, filled in by the task: runs on another text are other runs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a task, a loss, a seed, and settings with nothing left open. The seed gives split and initial weights."""
+
+    task: str
+    loss: str
+    seed: int
+    settings: Settings
+    ranks: int = 1
+    """Processes that share each batch, under torchrun; like threads, they decide the last bits."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """What decides the run's numbers. Settings that are None are left out, so that new ones do not rename old runs."""
+        settings = {key: value for key, value in dataclasses.asdict(self.settings).items() if value is not None}
+        ranks = {"ranks": self.ranks} if self.ranks > 1 else {}
+        return {"task": self.task, "loss": self.loss, "seed": self.seed, "settings": settings, **ranks}
+
+    @property
+    def name(self) -> str:
+        """A readable name, and a hash of everything in :meth:`as_dict`.
+
+        >>> Run("digits", "taylor", 3, Settings(lr=0.1)).name[:13]
+        'taylor-seed3-'
+        """
+        text = json.dumps(self.as_dict(), sort_keys=True)
+        return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    @property
+    def label(self) -> str:
+        """What sets it apart in a comparison: the loss, and the head if it is not the dense one.
+
+        >>> Run("ptb", "taylor", 3, LanguageSettings(head=("gram",))).label
+        'taylor/gram'
+        """
+        return label_of(self.loss, getattr(self.settings, "head", ("dense",)))
+
+    @property
+    def loss_options(self) -> dict[str, float | None]:
+        return {key: getattr(self.settings, key) for key in LOSS_OPTIONS}
+
+
+def label_of(loss: str, head: Sequence[str]) -> str:
+    """See :attr:`Run.label`."""
+    return loss if tuple(head) == ("dense",) else f"{loss}/{''.join(head)}"
+
+
+def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
+    """``settings`` with what they leave open (None) filled in from ``values``, which must have a learning rate.
+
+    Options of a loss other than this one become None, so that they do not tell apart runs that are the same.
+
+    >>> s = resolved(Settings(eps=0.5, momentum=0.5), "taylor", {"lr": 0.3, "momentum": 0.9})
+    >>> s.lr, s.momentum, s.eps
+    (0.3, 0.5, None)
+    """
+    names = [field.name for field in dataclasses.fields(settings)]
+    filled = {name: values.get(name) for name in names if getattr(settings, name) is None}
+    foreign: dict[str, Any] = {name: None for name in LOSS_OPTIONS if name not in LOSSES[loss].defaults}
+    return dataclasses.replace(settings, **{**filled, **foreign})
+
+
+def check(settings: Settings) -> None:
+    """Raise a :class:`UserError` for a value that makes no sense."""
+    positive = {"lr", "eps", "a", "batch_size", "epochs", "patience", "halve_after", "width", "threads"}
+    positive |= {"context", "embedding", "output_rate", "min_count", "words"}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        option = "--" + field.name.replace("_", "-")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{option} is {value}, but must be a finite number")
+        if field.name in positive and value is not None and not value > 0:
+            raise UserError(f"{option} is {value}, but must be greater than 0")
+        if field.name == "weight_decay" and not value >= 0:
+            raise UserError(f"{option} is {value}, but must not be negative")
+        if field.name == "device":
+            check_device(value)
+        if field.name == "momentum" and not 0 <= value < 1:
+            raise UserError(f"{option} is {value}, but must be at least 0 and below 1")
+
+    if isinstance(settings, LanguageSettings):
+        check_language(settings)
+
+
+def check_language(settings: LanguageSettings) -> None:
+    if not settings.head:
+        raise UserError("--head needs one head at least, of: dense, gram, factored, sampled, adaptive")
+    if settings.layers is not None and settings.layers < 0:
+        raise UserError(f"--layers is {settings.layers}, but must not be negative")
+    if settings.momentum or settings.weight_decay:
+        raise UserError(
+            f"--momentum is {settings.momentum} and --weight-decay {settings.weight_decay}, but the language models train with "
+            "plain SGD, whose steps touch the words of the batch only; both must be 0"
+        )
+
+
+def check_device(name: str) -> None:
+    try:
+        torch.zeros(1, device=name).item()  # which the device meta cannot
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device is {name!r}, which torch cannot use here ({reason}); cpu works everywhere") from error
+
+
+def check_loss(loss: str, settings: Settings) -> None:
+    """Raise a :class:`UserError` if the loss refuses an option, or every head."""
+    if isinstance(settings, LanguageSettings) and not heads_of(loss, settings):
+        raise UserError(
+            f"--head is {' '.join(settings.head)}, but {loss} works with {', '.join(LOSSES[loss].heads)} only: add one of them "
+            "to --head, or choose other --losses"
+        )
+    given = {key: getattr(settings, key) for key in LOSSES[loss].defaults if getattr(settings, key) is not None}
+    try:
+        make_loss(loss, given)
+    except ValueError as error:
+        raise UserError(f"{loss}: {error}") from error
+
+
+def heads_of(loss: str, settings: LanguageSettings) -> tuple[str, ...]:
+    """The heads among ``settings.head`` that the loss works with.
+
+    >>> heads_of("softmax", LanguageSettings(head=("dense", "factored")))
+    ('dense',)
+    """
+    return tuple(head for head in settings.head if head in LOSSES[loss].heads)

@@ -1,0 +1,1 @@
+"""The search for learning rates, and what it found."""

@@ -1,0 +1,174 @@
+"""``spherical-loss tune``: search the learning rate, and a loss's own options, on the validation set with Optuna.
+
+The study lives in a database (SQLite by default), so the same command continues it: finished trials are kept, and a trial
+whose process was killed is queued again and goes on from its run's checkpoint. Several processes, on several machines, may
+work on one study in PostgreSQL at the same time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import TrialState
+from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
+
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.locks import locked
+from spherical_loss.experiments.models.loss_names import LOSSES
+from spherical_loss.experiments.running.progress import make_reporter
+from spherical_loss.experiments.running.train_all import train_all
+from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.training.settings import Run, Settings, check, check_loss, resolved
+from spherical_loss.experiments.training.tasks import TASKS, Task, open_values
+from spherical_loss.experiments.tuning.tuned import store_tuned
+
+if TYPE_CHECKING:
+    from spherical_loss.experiments.cli import Tune
+
+HEARTBEAT = 10  # seconds; a trial is taken for dead after two without a sign of life
+
+
+def tune(name: str, options: Tune, console: Console, workers: Workers | None = None) -> dict[str, float]:
+    """Search until the study has ``options.trials`` finished trials; put the best values in ``options.store``.
+
+    A trial is ``options.runs`` runs with the seeds from ``options.seed`` on, judged by the mean of their best validations
+    (:func:`judged_by`); a trial of which any run diverges counts as infinitely bad, since a single lucky seed likes the
+    largest rate that does not quite diverge. The test set has no say.
+
+    The ``workers`` make the runs of a trial at the same time, and, if there are more of them, several trials. A search with
+    several trials under way, here or in other processes, depends on the order in which they finish; the runs never do.
+    """
+    task, loss, settings, runs = TASKS[name], options.loss, options.settings, options.runs
+    check(settings)
+    check_loss(loss, settings)
+    settings = task.prepare(settings, options.quiet)
+    options = dataclasses.replace(options, settings=settings)  # with the checksum of a text: a study is about one
+    criterion = judged_by(loss, settings.monitor)
+
+    def objective(trial: optuna.Trial) -> float:
+        filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss, settings))
+        planned = [Run(name, loss, options.seed + i, filled) for i in range(runs)]
+        values = []
+        for together in [[run] for run in planned] if workers is None else [planned]:
+            for result in train_all(together, options.out, reporter, False, workers).values():
+                if result["status"] == "diverged":
+                    return math.inf
+                value = result["valid"][criterion]
+                values.append(result["valid"]["loss"] if value is None else value)
+        return math.fsum(values) / runs  # not sum: this is the same in whatever order they finish
+
+    with database_errors(options.storage):
+        (options.out / name).mkdir(parents=True, exist_ok=True)
+        with locked(options.out / name / "tune.lock"):  # else two that start at once would both make the tables
+            study = open_study(name, options)
+        missing = options.trials - len(finished_trials(study))
+        with make_reporter(console, max(0, missing) * runs, options.quiet) as reporter:
+            enough = optuna.study.MaxTrialsCallback(options.trials, states=(TrialState.COMPLETE,))
+            at_once = 1 if workers is None else max(1, workers.count // runs)
+            while (missing := options.trials - len(finished_trials(study))) > 0:
+                study.optimize(objective, n_trials=missing, n_jobs=min(at_once, missing), callbacks=[enough])
+        best, trials = study.best_trial, len(finished_trials(study))
+    if best.value is None or not math.isfinite(best.value):
+        raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
+    values = {key: rounded(value) for key, value in best.params.items()}
+    found = {"monitor": criterion, "best": best.value, "trials": trials, "runs": runs, "epochs": settings.epochs}
+    found["settings"] = given(settings, task.settings)
+    store_tuned(name, loss, values, found, options.store)
+    return values
+
+
+def given(settings: Settings, default: Settings) -> dict[str, Any]:
+    """What of the settings is not the task's own, but for what never decides a rate."""
+    both = dataclasses.asdict(settings), dataclasses.asdict(default)
+    incidental = {"epochs", "patience", "device", "threads", "corpus", "lr"}
+    return {key: value for key, value in both[0].items() if value != both[1][key] and key not in incidental}
+
+
+def judged_by(loss: str, monitor: str) -> str:
+    """What tells trials apart: what the runs monitor; for the Z-loss the error rate, since its value depends on the a and b
+    that are searched."""
+    return "error" if loss == "z" else monitor
+
+
+@contextmanager
+def database_errors(storage: str | None) -> Iterator[None]:
+    """What goes wrong with the database becomes a message; the runs themselves are kept in any case."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        raise UserError("--storage postgresql://... needs a driver: pip install 'spherical-loss[postgres]'") from error
+    except (ImportError, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        where = storage or "the SQLite file"
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the study's database, {where}, cannot be used: {reason}; see --storage") from error
+
+
+def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) -> Settings:
+    """``settings`` with the trial's values: learning rate, the loss's options, and of what the task says is to be searched,
+    such as layers and widths, that which ``settings`` leave open."""
+    low, high = task.lr_range
+    values: dict[str, Any] = {"lr": trial.suggest_float("lr", low, high, log=True)}
+    for key, (a, b) in LOSSES[loss].search.items():
+        values[key] = trial.suggest_float(key, a, b, log=True)
+    for key, (first, last) in task.search.items():
+        if getattr(settings, key) is None:
+            values[key] = trial.suggest_int(key, first, last, log=True)
+    # Rounded, so that the stored values are exactly those of the run that was measured.
+    exact: dict[str, Any] = {key: rounded(value) for key, value in values.items()}
+    return dataclasses.replace(settings, **exact)
+
+
+def rounded(value: float) -> float:
+    """Three digits, which is more than a search can tell apart.
+
+    >>> rounded(0.0123456), rounded(512)
+    (0.0123, 512)
+    """
+    return value if isinstance(value, int) else float(f"{value:.3g}")
+
+
+def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+def open_study(name: str, options: Tune) -> optuna.Study:
+    """The study of these settings, new or from the database; its name has a hash of the settings, as runs have."""
+    loss, seed, storage = options.loss, options.seed, options.storage
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if storage is None:
+        (options.out / name).mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{options.out / name / 'tune.db'}"
+    storage = re.sub("^postgres(ql)?://", "postgresql+psycopg://", storage)  # the driver of our extra
+    settings = dataclasses.asdict(options.settings)
+    text = json.dumps([seed, options.runs, judged_by(loss, options.settings.monitor), settings], sort_keys=True)
+    study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
+        retry = RetryHeartbeatStaleTrialCallback()
+        database = RDBStorage(storage, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry)
+        study = optuna.create_study(storage=database, study_name=study_name, load_if_exists=True)
+    # A sampler with the same seed as before would suggest the same first values again.
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
+    if not study.trials:  # start from what is given or known, and rates around it
+        known = {
+            **open_values(name, loss, options.settings),
+            **{key: value for key, value in settings.items() if value is not None},
+        }
+        low, high = TASKS[name].lr_range
+        for factor in (1, 3, 1 / 3, 10):
+            lr = min(max(factor * known["lr"], low), high)
+            study.enqueue_trial({"lr": lr, **{key: known[key] for key in LOSSES[loss].search}}, skip_if_exists=True)
+    return study

@@ -1,0 +1,362 @@
+"""The report says what the store has, number by number."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spherical_loss.experiments.cli import main
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.marks import replace_marked
+from spherical_loss.experiments.report import questions
+from spherical_loss.experiments.report import write_report as report
+from spherical_loss.experiments.report.page import from_markdown
+from spherical_loss.experiments.report.pictures import learning_curves, tuning_picture
+from spherical_loss.experiments.results.paper import TABLES
+from spherical_loss.experiments.results.selection import differences, group_of, table_groups
+from spherical_loss.experiments.results.store import StoredRun, run_of
+from tests.experiments.results.stores import diverged_line, full_store, image_line, study, text_line
+
+Line = dict[str, Any]
+
+
+def runs_of(*lines: Line) -> list[StoredRun]:
+    return [run_of(line) for line in lines]
+
+
+def errors(loss: str, *values: float, **settings: Any) -> list[Line]:
+    return [image_line(loss, seed, value, **settings) for seed, value in enumerate(values)]
+
+
+def claim(rows: list[list[str]], text: str) -> list[str]:
+    return next(row for row in rows if row[0] == text)
+
+
+# By hand: the differences are 0.010, 0.011 and 0.009, with the mean 0.01 and the standard error 0.001 / sqrt(3), so t is 17.32.
+# With 2 degrees of freedom p = 1/2 - t / (2 sqrt(t^2 + 2)) = 0.00166, and the interval is 0.01 +- 4.303 x 0.001 / sqrt(3).
+# The last ones are 0.002, -0.001 and 0.0005: the mean is 0.0005, the standard error 0.0015 / sqrt(3), t is 0.577, p 0.311.
+UNSURE = (0.010, 0.012, 0.011)
+BETTER, WORSE = (0.010, 0.011, 0.012), (0.020, 0.022, 0.021)
+
+
+@pytest.mark.parametrize(
+    ("taylor", "softmax", "expected"),
+    [
+        (BETTER, WORSE, ["confirmed", "1 %", "0.752 % to 1.25 %", "0.00166", "paired t", "3"]),
+        (WORSE, BETTER, ["contradicted", "-1 %", "-1.25 % to -0.752 %", "0.998", "paired t", "3"]),
+        (UNSURE, (0.012, 0.011, 0.0115), ["undecided", "0.05 %", "-0.323 % to 0.423 %", "0.311", "paired t", "3"]),
+        ((0.010,), (0.020,), ["undecided", "1 %", "-", "-", "two runs of each are needed", "1"]),
+    ],
+)
+def test_verdicts(taylor: tuple[float, ...], softmax: tuple[float, ...], expected: list[str]) -> None:
+    rows = report.claim_rows(runs_of(*errors("taylor", *taylor), *errors("softmax", *softmax)), {})
+    assert claim(rows, "Taylor beats softmax in error on MNIST")[1:] == ["1", *expected]
+
+
+def test_without_runs_every_claim_is_undecided_and_says_why() -> None:
+    rows = report.claim_rows(runs_of(image_line("mse", 0, 0.1, task="digits")), {"cifar100": "data not at hand"})
+    assert len(rows) == sum(len(table.claims) for table in TABLES.values())
+    assert {row[2] for row in rows} == {"undecided"}
+    assert {row[6] for row in rows if row[1] == "4"} == {"data not at hand"}
+    assert {row[6] for row in rows if row[1] != "4"} == {"no runs yet"}
+    assert report.verdict_counts(rows).endswith(f"0 confirmed, 0 contradicted, {len(rows)} undecided")
+
+
+def test_claims_across_tables_need_the_same_conditions() -> None:
+    random = errors("softmax", 0.020, 0.021, 0.022)
+    text = "The official split is easier (softmax error)"
+    same = report.claim_rows(runs_of(*random, *errors("softmax", *BETTER, split="official")), {})
+    assert claim(same, text)[2] == "confirmed"
+    longer = report.claim_rows(runs_of(*random, *errors("softmax", *BETTER, split="official", epochs=5)), {})
+    assert claim(longer, text)[2] == "undecided"
+
+
+def test_what_was_scaled_down_stands_in_the_row() -> None:
+    lines = [
+        *errors("softmax", 0.2, 0.21, task="cifar10", width=16, weight_decay=5e-4),
+        *errors("taylor", 0.19, task="cifar10"),
+    ]
+    table = TABLES["cifar10"]
+    groups = table_groups("cifar10", runs_of(*lines))
+    assert len(groups) == 2  # without weight decay: other conditions
+    headings, rows = report.table_cells(groups[0], table)
+    assert headings[:6] == ["loss function", "runs", "error %", "paper", "95% interval", "scaled down"]
+    softmax = rows[0]
+    assert softmax[:2] == ["Log softmax", "2"]
+    assert softmax[3] == "8.52 (0.2)"
+    assert softmax[5] == "2 of 10 runs; at most 3 epochs instead of 200; width 16 instead of 64"
+    assert [row[5] for row in rows[1:]] == ["no runs yet"] * 3
+    assert differences(groups[1].runs[0], table)[1:] == ["weight decay 0.0 instead of 0.0005", "width 30 instead of 64"]
+
+
+def test_words_of_a_part_of_a_corpus() -> None:
+    settings = {"task": "one-billion-word", "online": True, "epochs": 10, "patience": 10}
+    (run,) = runs_of(text_line("softmax", 0, 90.0, layers=0, width=7, **settings))
+    assert differences(run, TABLES["one-billion-word-0"]) == ["929,589 words of 800,000,000"]  # no layer has the width
+    without = {key: x for key, x in text_line("softmax", 0, 90.0, layers=0, **settings).items() if key != "data"}
+    assert differences(*runs_of(without), TABLES["one-billion-word-0"]) == ["an unknown number of words instead of 800,000,000"]
+    (run,) = runs_of(text_line("softmax", 0, 90.0, words=5000))
+    assert differences(run, TABLES["ptb"]) == ["the first 5,000 words"]
+
+
+def test_the_table_has_the_runs_closest_to_the_paper() -> None:
+    short = [*errors("softmax", *BETTER, epochs=2), *errors("taylor", *BETTER, epochs=2)]
+    whole = [*errors("softmax", 0.01, epochs=200), *errors("taylor", 0.01, epochs=200)]
+    first, other = table_groups("mnist-random-splits", runs_of(*short, *whole))
+    assert first.conditions["epochs"] == 200
+    assert report.conditions_text(other, first) == "epochs 2"
+    covered, _ = table_groups("mnist-random-splits", runs_of(*short, *errors("softmax", 0.01, epochs=200)))
+    assert covered.conditions["epochs"] == 2  # a single loss is no table
+
+
+def test_the_table_has_the_longest_runs() -> None:
+    short, longer = errors("taylor", 0.02, 0.03, 0.01, epochs=3), errors("taylor", 0.01, epochs=6)
+    for lines in ((*short, *longer), (*longer, *short)):
+        first, other = table_groups("mnist-random-splits", runs_of(*lines))
+        assert (first.conditions["epochs"], other.conditions["epochs"]) == (6, 3)
+
+
+def test_of_several_rates_the_one_with_the_most_runs_is_shown() -> None:
+    group = group_of(runs_of(*errors("taylor", 0.01, 0.02, lr=0.1), *errors("taylor", 0.001, lr=0.5)))
+    assert [(run.seed, run.settings["lr"]) for run in group.runs] == [(0, 0.1), (1, 0.1)]
+    assert "1 more run with" in report.left_out_text(group)
+    tie = group_of(runs_of(*errors("taylor", 0.01, lr=0.1), *errors("taylor", 0.001, lr=0.5)))
+    assert [run.settings["lr"] for run in tie.runs] == [0.5]  # better on the validation set
+
+
+def test_diverged_runs_are_counted_and_do_not_hurt() -> None:
+    lines = [*errors("taylor", 0.01, 0.02), diverged_line("mse", 0)]
+    section = report.table_section("mnist-random-splits", runs_of(*lines), {})
+    assert "0 (+ 1 diverged)" in section.body
+    assert "1.5 (0.707)" in section.body
+    only = report.html_report(runs_of(diverged_line("mse", 0)), [], {}, "")
+    assert "(1 diverged)" in only
+    assert "<svg" not in only
+
+
+def test_pieces_of_one_pass_are_not_fewer_epochs() -> None:
+    settings = {"task": "one-billion-word", "online": True, "epochs": 1, "patience": 1, "width": 1000, "layers": 1}
+    (run,) = runs_of(text_line("softmax", 0, 90.0, **settings))
+    assert differences(run, TABLES["one-billion-word-1"]) == ["929,589 words of 800,000,000"]
+
+
+def test_numbers_of_pictures_keep_their_digits() -> None:
+    group = group_of(runs_of(*errors("softmax", 0.00286, 0.00288, epochs=1)))
+    drawn = learning_curves("Table 2", group, "error")
+    assert drawn is not None
+    assert "Log softmax, mean of 2: 0.287 after epoch 1" in re.findall('aria-label="([^"]*)"', drawn.svg)[0]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.svg)
+    assert [text for text in texts if re.fullmatch(r"0\.\d{3,}", text)]  # of y, from 0.286 to 0.288
+    assert [text for text in texts if re.fullmatch(r"[\d.]+", text) and not text.startswith("0.")] == ["1"]  # the one epoch
+    assert not re.search(r' d="[^"]*\d\.\d{3}', drawn.svg)  # of coordinates two are enough
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("missing.json", "{", r"missing\.json is damaged .* it is of the form"),
+        ("runs/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, is none that 'spherical-loss collect' writes \(KeyError: 'run'\)"),
+        ("tuning/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, is none that"),
+    ],
+)
+def test_damaged_stores_are_named(tmp_path: Path, name: str, text: str, said: str) -> None:
+    full_store(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=said):
+        report.write_report(tmp_path, tmp_path / "report.html", None)
+
+
+def test_missing_data() -> None:
+    section = report.table_section("cifar100", [], {"cifar100": "data not at hand"})
+    assert section.body.count("data not at hand") == len(TABLES["cifar100"].rows)
+    assert "32.4 (0.85)" in section.body
+    assert report.table_section("ptb", [], {}).body.count("no runs yet") == 4
+
+
+def test_bounds() -> None:
+    lines = [text_line(loss, seed, 900.0 + 10 * seed, task="bounds") for loss in ("softmax", "bound") for seed in (0, 1)]
+    group = questions.bound_group(runs_of(*lines))
+    assert group is not None
+    headings, rows = questions.bounds_cells(group)
+    assert headings[1:] == ["learning rate", "runs", "at the start", "after epoch 1", "after epoch 2", "at its best"]
+    assert rows[1] == ["Bound of log softmax", "0.3", "2", "700 (0)", "1358 (10.61)", "905 (7.071)", "905 (7.071)"]
+    (row,) = questions.bounds_claims(group)[1]
+    assert row[1:3] == ["confirmed", "205"]  # 900 - 700 and 910 - 700
+    assert "700 at the start, 905 at best, 905 after the last epoch" in questions.bounds_picture(group).alternative
+    assert report.claim_rows(runs_of(*lines), {})[-1][1:3] == ["text", "confirmed"]
+    assert questions.bound_group([]) is None
+
+
+def test_bounds_that_are_not_in_their_table_are_among_the_others() -> None:
+    """Other rates, other conditions, and losses without a perplexity."""
+    lines = [text_line(loss, 0, 900.0, task="bounds") for loss in ("softmax", "bound")]
+    lines += [text_line("bound", 0, 950.0, task="bounds", lr=0.5), text_line("z", 0, None, task="bounds")]
+    lines += [text_line("softmax", 0, 800.0, task="bounds", words=50_000)]
+    runs = runs_of(*lines)
+    group = questions.bound_group(runs)
+    assert group is not None
+    assert [run.label for run in group.runs] == ["softmax", "bound"]
+    section = report.others_section(runs)
+    assert section is not None
+    assert "learning rates: Bound of log softmax 0.5, Z-loss 0.3)" in section.body
+    assert "words 50000; learning rates: Log softmax 0.3)" in section.body
+
+
+def test_gap_to_the_softmax() -> None:
+    lines = [
+        text_line(loss, seed, factor * D * (1 + seed), task="text", vocabulary=D, D=D)
+        for D in (100, 1000)
+        for loss, factor in (("softmax", 1.0), ("taylor", 1 + D / 1000))
+        for seed in (0, 1)
+    ]
+    alone = text_line("taylor", 0, 5.0, task="imdb")
+    (family,) = questions.families(runs_of(*lines, alone))
+    gaps = questions.gaps(family)
+    assert [(gap.label, gap.D, gap.metric, gap.n) for gap in gaps] == [
+        ("taylor", D, metric, 2) for D in (100, 1000) for metric in ("perplexity", "top10")
+    ]
+    assert [gap.mean for gap in gaps] == pytest.approx([1.1, 0, 2.0, 0])
+    _, rows = questions.gap_cells(gaps)
+    assert rows[1][:5] == ["Log Taylor softmax", "1,000", "2", "2", "2 to 2"]
+    picture = questions.gap_picture("text", gaps)
+    assert "1.1 at 100 classes, 2 at 1,000 classes" in picture.alternative
+    assert report.growth_section(runs_of(alone)) is None
+
+
+def test_approximate_heads_are_not_the_softmax() -> None:
+    sampled = [text_line("softmax", s, 50.0, task="text", head=("sampled",)) for s in (0, 1)]
+    exact = [text_line(loss, s, p + s, task="text") for loss, p in (("softmax", 100.0), ("taylor", 120.0)) for s in (0, 1)]
+    found = {gap.label: gap.mean for gap in questions.gaps(runs_of(*sampled, *exact)) if gap.metric == "perplexity"}
+    assert found.keys() == {"taylor", "softmax/sampled"}
+    assert found["taylor"] == pytest.approx(1.199, abs=1e-3)
+    ptb = [{**line, "run": {**line["run"], "task": "ptb"}} for line in (*sampled, *exact)]
+    row = claim(report.claim_rows(runs_of(*ptb), {}), "Softmax beats Taylor in perplexity on Penn Treebank")
+    assert row[3] == "20"
+
+
+def test_gaps_have_the_interval_of_the_ratio() -> None:
+    lines = [text_line("softmax", s, 100.0, task="text") for s in (0, 1)]
+    lines += [text_line("taylor", s, p, task="text") for s, p in ((0, 200.0), (1, 400.0))]
+    gap = questions.gaps(runs_of(*lines))[0]
+    assert gap.mean == pytest.approx(math.sqrt(8))
+    assert gap.bounds is not None
+    half = 12.7062 * math.log(2) / 2  # Student's t with one degree of freedom, standard error log(2) / 2
+    assert gap.bounds[1] == pytest.approx(math.sqrt(8) * math.exp(half), rel=1e-4)
+
+
+def test_equal_time() -> None:
+    lines = [
+        text_line(loss, 0, 100.0, task="imdb", vocabulary="full", seconds=s) for loss, s in (("taylor", 10.0), ("new", 15.0))
+    ]
+    headings, rows = questions.equal_time_cells(group_of(runs_of(*lines)))
+    assert headings[2] == "perplexity after 20 s"
+    # The longer run has validations after 15 s (150, 50%) and 30 s (100, 45%): 20 s are a third of the way.
+    assert sorted(rows) == [
+        ["Log Taylor softmax", "1", "100", "45", "929,589", "20"],
+        ["new", "1", "133.3", "48.3", "929,589", "30"],
+    ]
+    section = report.large_vocabulary_section(runs_of(*lines))
+    assert section is not None
+    assert "10,000 classes" in section.body
+
+
+def test_tuning() -> None:
+    studies = [study("mnist", "taylor", {0.01: 0.5, 0.1: 0.25, 1.0: None})]
+    section = report.tuning_section(studies)
+    assert section is not None
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", section.body)
+    assert cells[:7] == ["Log Taylor softmax", "3", "1", "lr 0.1", "0.25", "error", "1"]
+    assert cells[-1] == "diverged"
+    assert "3 trials, 1 diverged, best 0.25 at a learning rate of 0.1" in tuning_picture("mnist", studies).alternative
+    assert report.tuning_section([]) is None
+
+
+def test_notes_are_markdown_and_nothing_else() -> None:
+    html = from_markdown("# Pooling\n\n*stride* 2 <script>alert(1)</script>\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert "<h3>Pooling</h3>" in html
+    assert "<em>stride</em>" in html
+    assert "<script>" not in html
+    assert '<div class="scroll"' in html
+
+
+def test_the_same_store_gives_the_same_bytes(tmp_path: Path, full_report: Path) -> None:
+    results = full_store(tmp_path)
+    command = [sys.executable, "-m", "spherical_loss", "report", "--results", str(results)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True)  # another order of sets
+    assert (results / "report.html").read_bytes() == full_report.read_bytes()
+
+
+class Tags(HTMLParser):
+    """Checks that elements are closed in order."""
+
+    VOID = ("meta", "link", "br", "hr", "use")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "srcset")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+
+def test_the_page_is_whole_and_alone(full_report: Path) -> None:
+    html = full_report.read_text()
+    tags = Tags()
+    tags.feed(html)
+    assert tags.open == []
+    assert all(address.startswith("#") or address == "data:," for address in tags.addresses)
+    assert "<script" not in html
+    assert "@import" not in html
+    for title in (
+        "Table 1: MNIST",
+        "Tuning",
+        "The bounds",
+        "The gap as",
+        "The large vocabulary",
+        "Other runs",
+        "Where our figures",
+    ):
+        assert title in html
+    assert "sampled" in html  # a loss that the command line need not know
+    assert len(html) < 1_000_000
+
+
+def test_an_empty_store_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--results", str(tmp_path)]) == 1
+    assert "has no results" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_readme_gets_the_summary(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
+    text = report.summary(runs_of(*errors("softmax", *BETTER)), {"cifar100": "data not at hand"})
+    replace_marked(readme, "results", text)
+    written = readme.read_text()
+    assert written.startswith("before\n<!-- results -->\n**")
+    assert written.endswith("<!-- end results -->\nafter\n")
+    assert "old" not in written
+    assert "| 1 `mnist-random-splits` | Log softmax | error % | 1.1 (0.1) | 0.812 (0.104) | 3 of 100 runs; " in written
+    assert "| 4 `cifar100` | - | error % | - | - | data not at hand |" in written
+    assert "| 5 `ptb` | - | perplexity | - | - | no runs yet |" in written
+    with pytest.raises(UserError, match="once, but has them 0 times"):
+        replace_marked(readme, "others", text)

@@ -1,0 +1,80 @@
+"""What the user sees while it trains."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from spherical_loss.experiments.running.progress import LiveReporter, PlainReporter, Reporter, make_reporter
+from spherical_loss.experiments.training.settings import Run, Settings
+
+RUN = Run("mnist", "taylor", 3, Settings(lr=0.1, epochs=20))
+RECORD = {"epoch": 4, "train_loss": 0.5, "valid": {"loss": 0.25, "error": 0.0125}, "seconds": 10.0}
+RESULT = {"status": "finished", "best_epoch": 5, "epochs": 9, "seconds_per_epoch": 1.5, "test": {"error": 0.0321}}
+
+
+def told(terminal: bool, quiet: bool = False, every: float = 0.0, width: int = 150) -> tuple[Reporter, str]:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
+    reporter = make_reporter(console, 2, quiet)
+    if isinstance(reporter, PlainReporter):
+        reporter.every = every
+    with reporter:
+        reporter.kept(RUN, RESULT)
+        reporter.started(RUN, 3)
+        reporter.step(RUN, 3, 50, 250, 0.75)
+        reporter.epoch(RUN, RECORD)
+        reporter.step(RUN, 4, 50, 250, 0.5)
+        if isinstance(reporter, LiveReporter):
+            reporter.progress.refresh()
+        reporter.finished(RUN, RESULT)
+    return reporter, console.file.getvalue()
+
+
+def test_plain_lines() -> None:
+    reporter, text = told(terminal=False)
+    assert isinstance(reporter, PlainReporter)
+    assert "\x1b" not in text
+    assert text.splitlines() == [
+        "[1/2] taylor, seed 3: test error 3.21%, best of 9 epochs: 5, 1.5 s per epoch (stored)",
+        "[1/2] taylor, seed 3: goes on after epoch 3",
+        "[1/2] taylor, seed 3: epoch 4/20, train loss 0.5, valid loss 0.25, error 1.25%; this run: at most 3 min left",
+        "[2/2] taylor, seed 3: test error 3.21%, best of 9 epochs: 5, 1.5 s per epoch",
+    ]
+
+
+def test_plain_lines_are_few() -> None:
+    _, text = told(terminal=False, every=3600.0)
+    assert "epoch 4/20" not in text
+    assert len(text.splitlines()) == 3
+
+
+def test_live_display() -> None:
+    reporter, text = told(terminal=True)
+    assert isinstance(reporter, LiveReporter)
+    assert "test error 3.21%" in text
+    assert "error 1.25%" in text
+    assert "loss 0.5" in text
+    assert "2/2" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 150])
+def test_times_are_whole_on_any_terminal(width: int) -> None:
+    _, text = told(terminal=True, width=width)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert re.search(r"taylor, seed 3 .*epoch 5, .* 0:00:0\d 0:00:0\d$", text, re.MULTILINE)
+    assert ("\u2501" in text) == (width >= 120)  # the bar
+
+
+def test_quiet() -> None:
+    assert told(terminal=True, quiet=True)[1] == ""
+    assert told(terminal=False, quiet=True)[1] == ""
+
+
+def test_diverged() -> None:
+    console = Console(file=io.StringIO(), width=150)
+    with PlainReporter(console, 1) as reporter:
+        reporter.finished(RUN, {"status": "diverged", "epoch": 2, "reason": "nan"})
+    assert console.file.getvalue() == "[1/1] taylor, seed 3: diverged in epoch 2 at learning rate 0.1\n"

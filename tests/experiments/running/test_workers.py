@@ -1,0 +1,151 @@
+"""Several runs at once, with real processes: the same numbers, whoever is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spherical_loss.experiments import cli
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.running import workers
+from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.running.train_all import train_all
+from spherical_loss.experiments.training.run_folder import RunFolder
+from spherical_loss.experiments.training.settings import Run
+from spherical_loss.experiments.training.train import train
+from tests.experiments.training.test_train import make_run, numbers
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < 120, what
+        time.sleep(0.01)
+
+
+class Told(Reporter):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[Run, str]] = []
+        self.done: list[Run] = []
+        self.epochs: dict[Run, list[int]] = {}
+
+    def epoch(self, run: Run, record: dict) -> None:
+        self.epochs.setdefault(run, []).append(record["epoch"])
+
+    def finished(self, run: Run, result: dict) -> None:
+        self.done.append(run)
+
+    kept = finished
+
+    def note(self, run: Run, text: str) -> None:
+        self.notes.append((run, text))
+
+
+def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_path: Path) -> None:
+    runs = [make_run(seed=seed, epochs=100, patience=100) for seed in (0, 1, 2)]
+    told, killed = Told(), []
+    with workers.Workers(2) as two:
+        pools = two.call.__self__.pools  # type: ignore[attr-defined]
+
+        def kill() -> None:
+            until(
+                lambda: all(len(RunFolder(tmp_path / "two", run).history()) > 3 for run in runs[:2]), "both runs are under way"
+            )
+            (pid,) = pools[0]._processes
+            killed.extend([pid, *pools[1]._processes])
+            os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        results = train_all(runs, tmp_path / "two", told, False, two)
+        killer.join()
+        assert list(pools[1]._processes) == killed[1:]  # the other process is the same as before
+        assert list(pools[0]._processes) != killed[:1]
+    assert set(results) == set(told.done) == set(runs)
+    ((lost, text),) = told.notes
+    assert lost in runs[:2]
+    assert "worker died" in text
+    assert all(told.epochs[run] for run in runs)
+    for run in runs:
+        train(run, tmp_path / "alone", Reporter())
+        assert numbers(tmp_path / "two", run) == numbers(tmp_path / "alone", run)
+        assert RunFolder(tmp_path / "two", run).result() == results[run]
+
+
+def test_a_run_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "DEATHS", 2)
+    died: list[int] = []
+    processes = workers.LocalProcesses(1)
+    try:
+        with pytest.raises(UserError, match=r"2 workers in a row died.*memory"):
+            processes.call(lambda: died.append(1), signal.raise_signal, signal.SIGKILL)
+    finally:
+        processes.close()
+    assert len(died) == 2
+
+
+def test_workers_die_with_their_parent_and_the_same_command_continues(tmp_path: Path) -> None:
+    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "2", "--epochs", "150", "--patience", "150"]
+    command = [sys.executable, "-m", "spherical_loss.experiments.cli", *arguments, "--out", str(tmp_path), "--workers", "2"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    until(lambda: len(list(tmp_path.glob("digits/*/metrics.jsonl"))) == 2, "both runs are under way")
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) >= 2
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), "the workers stop")
+    assert not list(tmp_path.glob("digits/*/result.json"))
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "[2/2] taylor" in output
+    assert len(list(tmp_path.glob("digits/*/result.json"))) == 2
+
+
+def test_the_command_line_with_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--losses", "softmax", "taylor", "--runs", "2", "--epochs", "2"]
+    assert cli.main(["compare", "digits", *small, "--out", str(tmp_path / "workers"), "--workers", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "[4/4]" in out
+    assert cli.main(["compare", "digits", *small, "--out", str(tmp_path / "here")]) == 0
+    assert cli.main(["compare", "digits", *small, "--out", str(tmp_path / "here"), "--workers", "1"]) == 0
+    assert capsys.readouterr().out.count("(stored)") == 4  # digits trains with one thread in any case: the same runs
+    for path in sorted(tmp_path.glob("here/digits/*/best.safetensors")):
+        assert path.read_bytes() == (tmp_path / "workers" / path.relative_to(tmp_path / "here")).read_bytes()
+
+
+def test_a_search_with_workers_finds_the_same(tmp_path: Path) -> None:
+    small = ["--loss", "softmax", "--trials", "3", "--runs", "2", "--epochs", "1", "--quiet"]
+    for name, more in [("here", []), ("workers", ["--workers", "2"])]:
+        files = ["--out", str(tmp_path / name), "--store", str(tmp_path / f"{name}.json")]
+        assert cli.main(["tune", "digits", *small, *files, *more]) == 0
+    assert json.loads((tmp_path / "here.json").read_text()) == json.loads((tmp_path / "workers.json").read_text())
+
+
+def test_errors_of_workers_are_messages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPHERICAL_LOSS_DATA", str(tmp_path / "nowhere"))
+    assert cli.main(["compare", "mnist", "--runs", "2", "--out", str(tmp_path), "--workers", "2"]) == 1
+    assert "spherical-loss data get mnist" in capsys.readouterr().err
+    assert cli.main(["compare", "digits", "--out", str(tmp_path), "--workers", "0"]) == 2
+    assert "--workers is 0" in capsys.readouterr().err
+
+
+def test_threads_do_not_depend_on_the_number_of_workers() -> None:
+    settings = dataclasses.replace(make_run().settings, threads=None)
+    assert workers.with_threads(settings, None, None).threads is None
+    assert [workers.with_threads(settings, n, None).threads for n in (1, 2, 64)] == [1, 1, 1]
+    assert workers.with_threads(settings, None, "tcp://host:8786").threads == 1
+    assert workers.with_threads(dataclasses.replace(settings, threads=3), 2, None).threads == 3

@@ -1,0 +1,198 @@
+"""The search for learning rates: finds, stores, continues."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from optuna.trial import FixedTrial, TrialState
+
+from spherical_loss.experiments import cli
+from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.running import compare
+from spherical_loss.experiments.training.settings import LanguageSettings, Settings
+from spherical_loss.experiments.training.tasks import TASKS
+from spherical_loss.experiments.tuning import tune, tuned
+
+SMALL = ("--epochs", "1", "--batch-size", "200", "--runs", "1", "--quiet")
+
+
+def tune_digits(folder: Path, loss: str, trials: int, *options: str) -> int:
+    arguments = ["tune", "digits", "--loss", loss, "--trials", str(trials), "--out", str(folder / "runs")]
+    return cli.main([*arguments, "--store", str(folder / "tuned.json"), *SMALL, *options])
+
+
+def study(folder: Path, loss: str):
+    settings = dataclasses.replace(TASKS["digits"].settings, epochs=1, batch_size=200)
+    return tune.open_study("digits", cli.Tune(settings, loss, runs=1, out=folder / "runs"))
+
+
+def test_the_best_trial_is_stored(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "spherical", 6) == 0
+    stored = json.loads((tmp_path / "tuned.json").read_text())["digits"]["spherical"]
+    trials = study(tmp_path, "spherical").get_trials(states=(TrialState.COMPLETE,))
+    best = min(trials, key=lambda trial: trial.value)
+    assert stored["values"] == {key: tune.rounded(value) for key, value in best.params.items()}
+    assert set(stored["values"]) == {"lr", "eps"}
+    found = {"monitor": "loss", "best": best.value, "trials": 6, "runs": 1, "epochs": 1, "settings": {"batch_size": 200}}
+    assert stored["found"] == found
+    # the first is the known rate, and no run was made twice
+    assert len(list((tmp_path / "runs/digits").glob("spherical-*/result.json"))) == 6
+
+
+def test_a_trial_may_be_several_runs(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "softmax", 2, "--runs", "3") == 0
+    found = json.loads((tmp_path / "tuned.json").read_text())["digits"]["softmax"]
+    best = {}
+    for path in (tmp_path / "runs/digits").glob("softmax-*/result.json"):
+        lr = json.loads((path.parent / "config.json").read_text())["settings"]["lr"]
+        best.setdefault(lr, []).append(json.loads(path.read_text())["valid"]["loss"])
+    assert {len(values) for values in best.values()} == {3}
+    means = {lr: sum(values) / 3 for lr, values in best.items()}
+    assert found["found"]["best"] == pytest.approx(min(means.values()))
+    assert found["values"]["lr"] == min(means, key=means.get)
+
+
+def test_the_same_command_continues(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "taylor", 3) == 0
+    first = [trial.params for trial in study(tmp_path, "taylor").trials if trial.state == TrialState.COMPLETE]
+    assert tune_digits(tmp_path, "taylor", 3) == 0
+    assert tune_digits(tmp_path, "taylor", 7) == 0
+    trials = [trial.params for trial in study(tmp_path, "taylor").trials if trial.state == TrialState.COMPLETE]
+    assert len(trials) == 7
+    assert trials[:3] == first
+    assert len({trial["lr"] for trial in trials}) == 7  # a sampler that starts over would repeat itself
+
+
+def test_the_search_starts_from_a_given_rate(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "taylor", 1, "--lr", "0.05") == 0
+    assert json.loads((tmp_path / "tuned.json").read_text())["digits"]["taylor"]["values"] == {"lr": 0.05}
+
+
+def test_the_z_loss_is_judged_by_its_error(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "z", 3) == 0
+    stored = json.loads((tmp_path / "tuned.json").read_text())["digits"]["z"]
+    assert set(stored["values"]) == {"lr", "a", "b"}
+    errors = [json.loads(p.read_text())["valid"]["error"] for p in (tmp_path / "runs/digits").glob("z-*/result.json")]
+    assert stored["found"]["best"] == min(errors)
+
+
+def test_diverging_trials_are_infinitely_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    monkeypatch.setitem(TASKS, "digits", dataclasses.replace(TASKS["digits"], lr_range=(1e-3, 1e6)))
+    monkeypatch.setattr(tune, "open_values", lambda task, loss, settings: {"lr": 1e5})
+    assert tune_digits(tmp_path, "mse", 2) == 1  # both diverge
+    assert not (tmp_path / "tuned.json").exists()
+    assert all(trial.value == math.inf for trial in study(tmp_path, "mse").get_trials(states=(TrialState.COMPLETE,)))
+    monkeypatch.setattr(tune, "open_values", lambda task, loss, settings: {"lr": 1e-2})
+    assert tune_digits(tmp_path, "mse", 12) == 0
+    assert json.loads((tmp_path / "tuned.json").read_text())["digits"]["mse"]["values"]["lr"] < 1
+
+
+def test_compare_uses_the_stored_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned, "TUNED", tmp_path / "tuned.json")
+    settings = TASKS["digits"].settings
+    (run,) = compare.plan("digits", ["spherical"], [0], settings)
+    assert (run.settings.lr, run.settings.eps) == (TASKS["digits"].lr, 0.01)
+    tuned.store_tuned("digits", "spherical", {"lr": 0.123, "eps": 0.456}, {})
+    (run,) = compare.plan("digits", ["spherical"], [0], settings)
+    assert (run.settings.lr, run.settings.eps) == (0.123, 0.456)
+    import dataclasses
+
+    (run,) = compare.plan("digits", ["spherical"], [0], dataclasses.replace(settings, lr=0.5))
+    assert (run.settings.lr, run.settings.eps) == (0.5, 0.456)
+
+
+def test_values_are_for_networks_of_the_kind_that_was_searched(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+
+    def found(**settings: object) -> dict[str, float]:
+        return tuned.tuned_values("text", "taylor", LanguageSettings(**settings), path)
+
+    tuned.store_tuned("text", "taylor", {"lr": 1.0}, {"settings": {"activation": "exp"}}, path)
+    assert found(layers=2) == {}
+    assert found(layers=2, activation="exp") == {"lr": 1.0}
+    tuned.store_tuned("text", "taylor", {"lr": 1.0}, {"settings": {"layers": 2}}, path)
+    assert found(layers=1) == found() == {"lr": 1.0}
+    assert found(layers=0) == {}
+    tuned.store_tuned("text", "taylor", {"lr": 1.0, "layers": 0}, {}, path)
+    assert found(layers=0)["lr"] == 1.0
+    assert found(layers=1) == {}
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be written \(.+\): give another file with --store"):
+        tuned.store_tuned("text", "taylor", {"lr": 1.0}, {}, tmp_path / "a file" / "tuned.json")
+
+
+def test_storing_keeps_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    tuned.store_tuned("mnist", "taylor", {"lr": 1.0}, {}, path)
+    tuned.store_tuned("digits", "taylor", {"lr": 2.0}, {}, path)
+    tuned.store_tuned("mnist", "mse", {"lr": 3.0}, {}, path)
+    found = {
+        (task, loss): tuned.tuned_values(task, loss, Settings(), path)["lr"]
+        for task, loss in [("mnist", "taylor"), ("mnist", "mse")]
+    }
+    assert found == {("mnist", "taylor"): 1.0, ("mnist", "mse"): 3.0}
+
+
+def test_the_repository_has_values_for_the_papers_mnist_losses() -> None:
+    for task, losses in {"digits": TASKS["digits"].losses, "mnist": TASKS["mnist"].losses}.items():
+        for loss in losses:
+            low, high = TASKS[task].lr_range
+            assert low <= tuned.tuned_values(task, loss, Settings())["lr"] <= high
+    assert tuned.tuned_values("mnist", "spherical", Settings())["eps"] > 0
+
+
+def test_a_bad_database_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.db").write_text("this is not a database, whatever its name says" * 100)
+    assert tune_digits(tmp_path, "taylor", 1, "--storage", f"sqlite:///{tmp_path}/text.db") == 1
+    assert "text.db, cannot be used" in capsys.readouterr().err
+    assert tune_digits(tmp_path, "taylor", 1, "--storage", "nonsense") == 1
+    assert "nonsense, cannot be used" in capsys.readouterr().err
+
+
+def test_a_killed_trial_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import sys, time
+from spherical_loss.experiments import cli
+from spherical_loss.experiments.training import train
+from spherical_loss.experiments.tuning import tune
+tune.HEARTBEAT = 1
+train.train_epoch = lambda *args: time.sleep(600)
+cli.main(sys.argv[1:])
+"""
+    arguments = ["tune", "digits", "--loss", "taylor", "--trials", "2", "--out", str(tmp_path / "runs")]
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments, "--store", str(tmp_path / "tuned.json"), *SMALL])
+    began = time.monotonic()
+    while not list((tmp_path / "runs/digits").glob("taylor-*/metrics.jsonl")):  # the first trial is under way
+        assert process.poll() is None
+        assert time.monotonic() - began < 120
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    monkeypatch.setattr(tune, "HEARTBEAT", 1)
+    (running,) = [trial for trial in study(tmp_path, "taylor").trials if trial.state == TrialState.RUNNING]
+    time.sleep(3)  # two heartbeats and a little
+    assert tune_digits(tmp_path, "taylor", 5) == 0
+    finished = study(tmp_path, "taylor").get_trials(states=(TrialState.COMPLETE,))
+    assert running.params in [trial.params for trial in finished]
+    assert len(finished) == 5
+
+
+def test_what_is_given_is_not_searched() -> None:
+    task = TASKS["ptb"]
+    trial = FixedTrial({"lr": 0.5, "width": 500})
+    found = tune.suggested(trial, task, "taylor", dataclasses.replace(task.settings, layers=2))
+    assert (found.lr, found.layers, found.width) == (0.5, 2, 500)
