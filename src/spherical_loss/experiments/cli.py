@@ -108,6 +108,8 @@ class Tune:
     """Which loss, of: mse, softmax, abs, spherical, taylor, z, bound, bound-fixed."""
     trials: int = 20
     """Trials that the study has in the end."""
+    reduction: int = 3
+    """Successive halving: of the trials that reach 1, 3, 9, ... epochs, the best third continues; 1: all do."""
     runs: int = 3
     """Runs per trial, of which the mean counts."""
     seed: int = 0
@@ -134,7 +136,7 @@ def tune(arguments: Sequence[str], console: Console) -> None:
     options = parse(Tune(TASKS[name].settings), rest, f"tune {name}")
     options = dataclasses.replace(options, settings=with_threads(options.settings, options.workers, options.cluster))
     choose("loss", options.loss, LOSSES)
-    check_counts(options.seed, trials=options.trials, runs=options.runs)
+    check_counts(options.seed, trials=options.trials, runs=options.runs, reduction=options.reduction)
     with open_workers(options.workers, options.cluster) as workers:
         values = search(name, options, console, workers)
     text = ", ".join(f"{key} = {value:g}" for key, value in values.items())

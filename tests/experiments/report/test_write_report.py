@@ -23,7 +23,7 @@ from spherical_loss.experiments.report.pictures import learning_curves, tuning_p
 from spherical_loss.experiments.results.paper import TABLES
 from spherical_loss.experiments.results.selection import differences, group_of, table_groups
 from spherical_loss.experiments.results.store import StoredRun, run_of
-from tests.experiments.results.stores import diverged_line, full_store, image_line, study, text_line
+from tests.experiments.results.stores import diverged_line, full_store, image_line, study, text_line, with_pruned
 
 Line = dict[str, Any]
 
@@ -269,13 +269,13 @@ def test_equal_time() -> None:
 
 
 def test_tuning() -> None:
-    studies = [study("mnist", "taylor", {0.01: 0.5, 0.1: 0.25, 1.0: None})]
+    studies = [with_pruned(study("mnist", "taylor", {0.01: 0.5, 0.1: 0.25, 1.0: None}))]
     section = report.tuning_section(studies)
     assert section is not None
     cells = re.findall(r"<td[^>]*>(.*?)</td>", section.body)
-    assert cells[:7] == ["Log Taylor softmax", "3", "1", "lr 0.1", "0.25", "error", "1"]
-    assert cells[-1] == "diverged"
-    assert "3 trials, 1 diverged, best 0.25 at a learning rate of 0.1" in tuning_picture("mnist", studies).alternative
+    assert cells[:8] == ["Log Taylor softmax", "4", "1", "1", "lr 0.1", "0.25", "error", "1"]  # not the 0.05 of the pruned one
+    assert [cells[-7], cells[-1]] == ["diverged", "epoch 3"]
+    assert "4 trials, 1 diverged, best 0.25 at a learning rate of 0.1" in tuning_picture("mnist", studies).alternative
     assert report.tuning_section([]) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,12 @@ def study(task: str, loss: str, values: dict[float, float | None]) -> Study:
     return Study(f"{task}-{loss}-0123456789", task, loss, "error", {"epochs": 1}, trials)
 
 
+def with_pruned(study: Study) -> Study:
+    """The study and one more trial, which was given up."""
+    trials = [*study.trials, {"number": len(study.trials), "values": {"lr": 0.3}, "value": 0.05, "pruned": 3}]
+    return dataclasses.replace(study, trials=trials)
+
+
 def full_store(folder: Path) -> Path:
     """Something for every section of the report."""
     lines = [
@@ -127,7 +134,10 @@ def full_store(folder: Path) -> Path:
     add_runs(folder, lines)
     add_studies(
         folder,
-        [study("mnist", "softmax", {0.001: 0.04, 0.01: 0.02, 1.0: None}), study("mnist", "taylor", {0.01: 0.03, 0.03: 0.01})],
+        [
+            with_pruned(study("mnist", "softmax", {0.001: 0.04, 0.01: 0.02, 1.0: None})),
+            study("mnist", "taylor", {0.01: 0.03, 0.03: 0.01}),
+        ],
     )
     (folder / "missing.json").write_text('{"cifar100": "data not at hand"}')
     (folder / "notes.md").write_text("# MNIST\n\nOur error is *lower*.\n\n| what | why |\n|---|---|\n| pooling | stride |\n")

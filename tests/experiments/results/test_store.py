@@ -157,6 +157,21 @@ def test_studies_are_read_from_the_database_and_their_runs_stay_out(tmp_path: Pa
     assert len(read_runs(results)) == 3
 
 
+def test_a_trial_that_was_given_up_says_when_and_is_never_the_best(tmp_path: Path) -> None:
+    study_of(tmp_path / "out/mnist", "mnist-taylor-0123456789", {0.1: 0.25})
+    made = optuna.load_study(study_name="mnist-taylor-0123456789", storage=f"sqlite:///{tmp_path / 'out/mnist/tune.db'}")
+    rates = {"lr": optuna.distributions.FloatDistribution(1e-5, 1.0, log=True)}
+    values = {1: 0.3, 3: 0.2}
+    pruned = optuna.trial.TrialState.PRUNED
+    made.add_trial(
+        optuna.trial.create_trial(params={"lr": 0.2}, distributions=rates, intermediate_values=values, value=0.2, state=pruned)
+    )
+    collected(tmp_path / "out", tmp_path / "results")
+    (found,) = read_studies(tmp_path / "results")
+    assert found.trials[1] == {"number": 1, "values": {"lr": 0.2}, "value": 0.2, "pruned": 3}
+    assert found.best == found.trials[0]
+
+
 def test_a_study_that_went_on_replaces_the_shorter_one(tmp_path: Path) -> None:
     short, long = study("mnist", "taylor", {0.1: 0.2}), study("mnist", "taylor", {0.1: 0.2, 0.3: None})
     for each, added in ((short, 1), (long, 1), (short, 0), (long, 0)):

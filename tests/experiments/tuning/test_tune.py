@@ -42,8 +42,8 @@ def test_the_best_trial_is_stored(tmp_path: Path) -> None:
     best = min(trials, key=lambda trial: trial.value)
     assert stored["values"] == {key: tune.rounded(value) for key, value in best.params.items()}
     assert set(stored["values"]) == {"lr", "eps"}
-    found = {"monitor": "loss", "best": best.value, "trials": 6, "runs": 1, "epochs": 1, "settings": {"batch_size": 200}}
-    assert stored["found"] == found
+    found = {"monitor": "loss", "best": best.value, "trials": 6, "runs": 1, "epochs": 1}
+    assert stored["found"] == {**found, "reduction": 3, "settings": {"batch_size": 200}}
     # the first is the known rate, and no run was made twice
     assert len(list((tmp_path / "runs/digits").glob("spherical-*/result.json"))) == 6
 
@@ -59,6 +59,38 @@ def test_a_trial_may_be_several_runs(tmp_path: Path) -> None:
     means = {lr: sum(values) / 3 for lr, values in best.items()}
     assert found["found"]["best"] == pytest.approx(min(means.values()))
     assert found["values"]["lr"] == min(means, key=means.get)
+
+
+def test_bad_trials_are_given_up_early(tmp_path: Path) -> None:
+    """Every decision is made again here, from the values that were reported, in the order of the trials."""
+    assert tune_digits(tmp_path, "softmax", 9, "--epochs", "4") == 0
+    settings = dataclasses.replace(TASKS["digits"].settings, epochs=4, batch_size=200)
+    trials = tune.open_study("digits", cli.Tune(settings, "softmax", runs=1, out=tmp_path / "runs")).get_trials()
+    trials = [trial for trial in trials if trial.state.is_finished()]
+    assert len(trials) == 9
+    reached: dict[int, list[float]] = {1: [], 3: []}
+    for trial in trials:
+        expected = TrialState.COMPLETE
+        for epochs, values in reached.items():
+            value = trial.intermediate_values[epochs]
+            values.append(value)
+            if value > sorted(values)[max(0, len(values) // 3 - 1)]:  # not among the best third, or not the best of two
+                expected = TrialState.PRUNED
+                assert set(trial.intermediate_values) == {k for k in reached if k <= epochs}
+                break
+        assert trial.state == expected
+    pruned = sum(trial.state == TrialState.PRUNED for trial in trials)
+    assert 0 < pruned < 9
+    results = list((tmp_path / "runs/digits").glob("softmax-*/result.json"))
+    assert len(results) == 9 - pruned  # the others have a checkpoint, and could continue
+    best = min(json.loads(path.read_text())["valid"]["loss"] for path in results)
+    assert json.loads((tmp_path / "tuned.json").read_text())["digits"]["softmax"]["found"]["best"] == best
+
+
+def test_without_reduction_every_trial_is_trained_to_the_end(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "softmax", 4, "--epochs", "2", "--reduction", "1") == 0
+    histories = list((tmp_path / "runs/digits").glob("softmax-*/metrics.jsonl"))
+    assert [len(path.read_text().splitlines()) for path in histories] == [2] * 4
 
 
 def test_the_same_command_continues(tmp_path: Path) -> None:

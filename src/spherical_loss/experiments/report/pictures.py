@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -208,7 +209,7 @@ def error_bars(title: str, group: Group, table: Table | None, metric: str) -> Pi
 
 
 def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
-    """What was tried: the learning rate against the validation; diverged trials at the upper edge."""
+    """What was tried: the learning rate against the validation; pruned trials are hollow, diverged ones at the upper edge."""
     found, values = [], [t["value"] for s in studies for t in s.trials if t["value"] is not None]
     top = 1.5 * max(values, default=1.0)
     for study in studies:
@@ -221,21 +222,20 @@ def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
     def panel(axes: Axes) -> None:
         axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel=f"validation ({', '.join(judged)})")
         for study in studies:
-            trials = sorted((trial["values"]["lr"], trial["value"]) for trial in study.trials if trial["value"] is not None)
+            known = [trial for trial in study.trials if trial["value"] is not None]
+            points = [(trial["values"]["lr"], trial["value"]) for trial in known]
+            pruned = ["pruned" in trial for trial in known]
+            whole, hollow = ([p for p, given_up in zip(points, pruned, strict=True) if given_up is x] for x in (False, True))
             alone = all(set(trial["values"]) == {"lr"} for trial in study.trials)
             style = "o-" if alone else "o"  # a line would join what differs in more than the rate
-            axes.plot(
-                *zip(*trials, strict=True),
-                style,
-                color=color_of(study.loss),
-                markersize=4,
-                linewidth=0.8,
-                label=label_text(study.loss),
-            ) if trials else None
+            look: dict[str, Any] = {"color": color_of(study.loss), "markersize": 4, "linewidth": 0.8}
+            axes.plot(*np.reshape(sorted(whole), (-1, 2)).T, style, label=label_text(study.loss), **look)
+            axes.plot(*np.reshape(hollow, (-1, 2)).T, "o", fillstyle="none", **look)
             rates = [trial["values"]["lr"] for trial in study.trials if trial["value"] is None]
             axes.plot(rates, [top] * len(rates), "x", color=color_of(study.loss), markersize=5)
         plain_numbers(axes)
         axes.grid(alpha=0.2)
 
-    caption = f"{task}: the trials of the search; a cross at the upper edge is a trial that diverged."
+    marks = "a hollow point is a trial that was given up early, a cross at the upper edge one that diverged"
+    caption = f"{task}: the trials of the search; {marks}."
     return picture(caption, f"Validation against the learning rate on {task}. {'. '.join(found)}.", panel)

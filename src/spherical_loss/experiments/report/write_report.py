@@ -42,6 +42,10 @@ RULE = (
 )
 
 
+STUDY_HEADINGS = ["task", "loss function", "trials", "given up", "diverged", "best values", "validation", "judged by", "epochs"]
+TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "given up after"]
+
+
 def write_report(results: Path, out: Path, readme: Path | None) -> None:
     """Write the page, and the summary into ``readme``."""
     runs, studies = read_runs(results), read_studies(results)
@@ -288,7 +292,6 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
     """What was tried for each loss, and what was best."""
     if not studies:
         return None
-    headings = ["task", "loss function", "trials", "diverged", "best values", "validation", "judged by", "epochs"]
     rows, trials = [], []
     for study in studies:
         best = study.best
@@ -301,6 +304,7 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
                 study.task,
                 title,
                 str(len(study.trials)),
+                str(sum("pruned" in trial for trial in study.trials)),
                 str(diverged),
                 values,
                 value,
@@ -317,14 +321,15 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
                     str(trial["number"]),
                     tried,
                     "diverged" if trial["value"] is None else f"{trial['value']:.4g}",
+                    f"epoch {trial['pruned']}" if "pruned" in trial else "-",
                 ]
             )
     tasks = dict.fromkeys(study.task for study in studies)
     body = [
         paragraph("The learning rate, and a loss's own options, were searched on the validation set with short trials."),
-        page.table("The tuning studies", headings, rows),
+        page.table("The tuning studies", STUDY_HEADINGS, rows),
         pictures(*(tuning_picture(task, [study for study in studies if study.task == task]) for task in tasks)),
-        details("All trials", page.table("All trials", ["task", "loss function", "trial", "values", "validation"], trials)),
+        details("All trials", page.table("All trials", TRIAL_HEADINGS, trials)),
     ]
     return Section("tuning", "Tuning", "\n".join(body))
 

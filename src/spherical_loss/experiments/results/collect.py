@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.results.store import Study, add_runs, add_studies, line_of, run_folders
 from spherical_loss.experiments.training.run_folder import read_json
 from spherical_loss.experiments.training.tasks import TASKS
-from spherical_loss.experiments.tuning.tune import finished_trials, judged_by, rounded
+from spherical_loss.experiments.tuning.tune import finished_trials, judged, judged_by, rounded
 
 Config = dict[str, Any]
 Group = list[Path]
@@ -48,6 +49,7 @@ def read_database(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, 
                 "number": trial.number,
                 "values": {key: rounded(value) for key, value in trial.params.items()},
                 "value": trial.value if trial.value is not None and math.isfinite(trial.value) else None,
+                **({"pruned": trial.last_step} if trial.state == TrialState.PRUNED else {}),
             }
             for trial in finished_trials(optuna.load_study(study_name=name, storage=storage))
         ]
@@ -78,8 +80,7 @@ def is_trial(trial: dict[str, Any], group: Group, configs: dict[Path, Config]) -
     results = [read_json(folder / "result.json") for folder in group]
     if any(result["status"] == "diverged" for result in results):
         return trial["value"] is None
-    criterion = judged_by(loss, settings["monitor"])
-    values = [result["valid"]["loss" if result["valid"][criterion] is None else criterion] for result in results]
+    values = [judged(result, judged_by(loss, settings["monitor"])) for result in results]
     return trial["value"] is not None and math.isclose(math.fsum(values) / len(values), trial["value"], rel_tol=1e-9)
 
 

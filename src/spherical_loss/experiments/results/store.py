@@ -64,7 +64,8 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Study:
-    """A tuning study: every trial is its number, its values, and ``value``, the mean validation; None if it diverged."""
+    """A tuning study: every trial is its number, its values, and ``value``, the mean validation; None if it diverged. A trial
+    that was given up on the way has ``pruned``, the epochs until then."""
 
     name: str
     task: str
@@ -77,7 +78,8 @@ class Study:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        return min((t for t in self.trials if t["value"] is not None), key=lambda t: (t["value"], t["number"]), default=None)
+        whole = (t for t in self.trials if t["value"] is not None and "pruned" not in t)
+        return min(whole, key=lambda t: (t["value"], t["number"]), default=None)
 
 
 def read_runs(results: Path) -> list[StoredRun]:

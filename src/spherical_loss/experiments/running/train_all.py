@@ -20,28 +20,40 @@ Results = dict[Run, dict[str, Any]]
 POLL = 0.5  # seconds between looks at the runs under way
 
 
-def train_all(runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, workers: Workers | None) -> Results:
-    """The result of every run. Runs that another process is training come last, so that two commands share the work."""
+def train_all(
+    runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, workers: Workers | None, until: int | None = None
+) -> Results:
+    """The result of every run, or, with ``until``, of those that need more epochs than that, where they stand then. Runs that
+    another process is training come last, so that two commands share the work."""
     results: Results = {}
     for last in (False, True):
         left = [run for run in runs if run not in results]
         if workers is None:
-            train_here(left, out, reporter, tensorboard, last, results)
+            train_here(left, out, reporter, tensorboard, last, until, results)
         else:
-            train_on(workers, left, out, reporter, tensorboard, last, results)
+            train_on(workers, left, out, reporter, tensorboard, last, until, results)
     return results
 
 
-def train_here(runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, last: bool, results: Results) -> None:
+def train_here(
+    runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, last: bool, until: int | None, results: Results
+) -> None:
     for run in runs:
         try:
-            results[run] = train(run, out, reporter, tensorboard=tensorboard, wait=last)
+            results[run] = train(run, out, reporter, tensorboard=tensorboard, wait=last, until=until)
         except BusyError:
             reporter.note(run, "another process is training it; coming back to it at the end")
 
 
 def train_on(
-    workers: Workers, runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, last: bool, results: Results
+    workers: Workers,
+    runs: Sequence[Run],
+    out: Path,
+    reporter: Reporter,
+    tensorboard: bool,
+    last: bool,
+    until: int | None,
+    results: Results,
 ) -> None:
     """Hand out the runs, and report what the workers write to the run folders."""
     pending: dict[Future[Any], Watch] = {}
@@ -51,7 +63,7 @@ def train_on(
             reporter.kept(run, result)
         else:
             died = partial(reporter.note, run, "its worker died; another one takes it up again")
-            pending[workers.submit(run, out, tensorboard, last, died)] = Watch(run, out, reporter)
+            pending[workers.submit(run, out, tensorboard, last, until, died)] = Watch(run, out, reporter)
     while pending:
         done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
         for future in done:
@@ -59,9 +71,10 @@ def train_on(
             if result is None:
                 reporter.note(run, "another process is training it; coming back to it at the end")
                 continue
-            check_shared(out, run)
             results[run] = result
-            reporter.finished(run, result)
+            if result["status"] != "paused":
+                check_shared(out, run)
+                reporter.finished(run, result)
         for future, watch in pending.items():
             if future.running():
                 watch.look()

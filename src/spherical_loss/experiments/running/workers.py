@@ -48,10 +48,10 @@ def with_threads(settings: Settings, workers: int | None, cluster: str | None) -
     return dataclasses.replace(settings, threads=1)
 
 
-def train_run(run: Run, out: Path, tensorboard: bool, wait: bool) -> dict[str, Any] | None:
+def train_run(run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None) -> dict[str, Any] | None:
     """What a worker does; None if another process is training the run, and it is not to be waited for."""
     try:
-        return train(run, out, Reporter(), tensorboard=tensorboard, wait=wait)
+        return train(run, out, Reporter(), tensorboard=tensorboard, wait=wait, until=until)
     except BusyError:
         return None
 
@@ -70,9 +70,11 @@ class Workers:
             self.count = count or size
         self.threads = ThreadPoolExecutor(self.count)
 
-    def submit(self, run: Run, out: Path, tensorboard: bool, wait: bool, died: Callable[[], None]) -> Future[Any]:
+    def submit(
+        self, run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None, died: Callable[[], None]
+    ) -> Future[Any]:
         """Start to train ``run`` as soon as a worker is free."""
-        return self.threads.submit(self.call, died, train_run, run, out.absolute(), tensorboard, wait)
+        return self.threads.submit(self.call, died, train_run, run, out.absolute(), tensorboard, wait, until)
 
     def __enter__(self) -> Workers:
         return self

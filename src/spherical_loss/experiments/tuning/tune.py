@@ -1,5 +1,10 @@
 """``spherical-loss tune``: search the learning rate, and a loss's own options, on the validation set with Optuna.
 
+Successive halving decides how long a trial lasts: it pauses after 1, 3, 9, ... epochs, and continues if its validation is among
+the best third of all trials at that point. So most of the budget goes to rates that are good after many epochs; trials of one
+epoch like the largest rate that does not yet diverge. Reference: L. Li et al., A System for Massively Parallel Hyperparameter
+Tuning, 2020 (ASHA).
+
 The study lives in a database (SQLite by default), so the same command continues it: finished trials are kept, and a trial
 whose process was killed is queued again and goes on from its run's checkpoint. Several processes, on several machines, may
 work on one study in PostgreSQL at the same time.
@@ -36,6 +41,7 @@ from spherical_loss.experiments.tuning.tuned import store_tuned
 if TYPE_CHECKING:
     from spherical_loss.experiments.cli import Tune
 
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 HEARTBEAT = 10  # seconds; a trial is taken for dead after two without a sign of life
 
 
@@ -43,8 +49,8 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     """Search until the study has ``options.trials`` finished trials; put the best values in ``options.store``.
 
     A trial is ``options.runs`` runs with the seeds from ``options.seed`` on, judged by the mean of their best validations
-    (:func:`judged_by`); a trial of which any run diverges counts as infinitely bad, since a single lucky seed likes the
-    largest rate that does not quite diverge. The test set has no say.
+    (:func:`judged_by`) after each of the :func:`rungs`; a trial of which any run diverges counts as infinitely bad, since a
+    single lucky seed likes the largest rate that does not quite diverge. The test set has no say.
 
     The ``workers`` make the runs of a trial at the same time, and, if there are more of them, several trials. A search with
     several trials under way, here or in other processes, depends on the order in which they finish; the runs never do.
@@ -59,14 +65,20 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     def objective(trial: optuna.Trial) -> float:
         filled = resolved(suggested(trial, task, loss, settings), loss, open_values(name, loss, settings))
         planned = [Run(name, loss, options.seed + i, filled) for i in range(runs)]
-        values = []
-        for together in [[run] for run in planned] if workers is None else [planned]:
-            for result in train_all(together, options.out, reporter, False, workers).values():
-                if result["status"] == "diverged":
+        value = math.inf
+        for until in rungs(settings.epochs, options.reduction):
+            results: list[dict[str, Any]] = []
+            for together in [[run] for run in planned] if workers is None else [planned]:
+                results += train_all(together, options.out, reporter, False, workers, until).values()
+                if any(result["status"] == "diverged" for result in results):
                     return math.inf
-                value = result["valid"][criterion]
-                values.append(result["valid"]["loss"] if value is None else value)
-        return math.fsum(values) / runs  # not sum: this is the same in whatever order they finish
+            value = math.fsum(judged(result, criterion) for result in results) / runs  # in any order the same, unlike sum
+            if all(result["status"] == "finished" for result in results):
+                break
+            trial.report(value, until)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return value
 
     with database_errors(options.storage):
         (options.out / name).mkdir(parents=True, exist_ok=True)
@@ -74,7 +86,7 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
             study = open_study(name, options)
         missing = options.trials - len(finished_trials(study))
         with make_reporter(console, max(0, missing) * runs, options.quiet) as reporter:
-            enough = optuna.study.MaxTrialsCallback(options.trials, states=(TrialState.COMPLETE,))
+            enough = optuna.study.MaxTrialsCallback(options.trials, states=FINISHED)
             at_once = 1 if workers is None else max(1, workers.count // runs)
             while (missing := options.trials - len(finished_trials(study))) > 0:
                 study.optimize(objective, n_trials=missing, n_jobs=min(at_once, missing), callbacks=[enough])
@@ -83,9 +95,27 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
         raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
     values = {key: rounded(value) for key, value in best.params.items()}
     found = {"monitor": criterion, "best": best.value, "trials": trials, "runs": runs, "epochs": settings.epochs}
-    found["settings"] = given(settings, task.settings)
+    found |= {"reduction": options.reduction, "settings": given(settings, task.settings)}
     store_tuned(name, loss, values, found, options.store)
     return values
+
+
+def rungs(epochs: int, reduction: int) -> list[int]:
+    """The numbers of epochs after which trials are compared; the last is the end.
+
+    >>> rungs(40, 3), rungs(40, 1)
+    ([1, 3, 9, 27, 40], [40])
+    """
+    found = [1]
+    while reduction > 1 and found[-1] * reduction < epochs:
+        found.append(found[-1] * reduction)
+    return [*found, epochs] if reduction > 1 and epochs > 1 else [epochs]
+
+
+def judged(result: dict[str, Any], criterion: str) -> float:
+    """The best validation of a run; the loss where it has none of what is asked for."""
+    value = result["valid"][criterion]
+    return result["valid"]["loss"] if value is None else value
 
 
 def given(settings: Settings, default: Settings) -> dict[str, Any]:
@@ -141,7 +171,8 @@ def rounded(value: float) -> float:
 
 
 def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    """The trials that were trained to the end, have diverged, or were pruned on the way."""
+    return study.get_trials(deepcopy=False, states=FINISHED)
 
 
 def open_study(name: str, options: Tune) -> optuna.Study:
@@ -153,13 +184,18 @@ def open_study(name: str, options: Tune) -> optuna.Study:
         storage = f"sqlite:///{options.out / name / 'tune.db'}"
     storage = re.sub("^postgres(ql)?://", "postgresql+psycopg://", storage)  # the driver of our extra
     settings = dataclasses.asdict(options.settings)
-    text = json.dumps([seed, options.runs, judged_by(loss, options.settings.monitor), settings], sort_keys=True)
+    criterion = judged_by(loss, options.settings.monitor)
+    text = json.dumps([seed, options.runs, options.reduction, criterion, settings], sort_keys=True)
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
         retry = RetryHeartbeatStaleTrialCallback()
         database = RDBStorage(storage, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry)
         study = optuna.create_study(storage=database, study_name=study_name, load_if_exists=True)
+    if options.reduction > 1:
+        study.pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=options.reduction)
+    else:
+        study.pruner = optuna.pruners.NopPruner()
     # A sampler with the same seed as before would suggest the same first values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
     if not study.trials:  # start from what is given or known, and rates around it
