@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from spherical_loss.experiments.data import image_files as data
+from spherical_loss.experiments.data.folder import VARIABLE
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
@@ -68,7 +69,7 @@ def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
     def write(dataset: str) -> Path:
         WRITERS[dataset](folder)
-        monkeypatch.setenv(data.VARIABLE, str(folder))
+        monkeypatch.setenv(VARIABLE, str(folder))
         monkeypatch.setattr(data, "COUNTS", SMALL_COUNTS)
         return folder
 

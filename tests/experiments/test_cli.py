@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from spherical_loss.experiments import cli
+from spherical_loss.experiments.files import atomic
 from spherical_loss.experiments.results.paper import TABLES
-from spherical_loss.experiments.training import run_folder as runs
 from spherical_loss.experiments.training.tasks import TASKS
 
 
@@ -205,7 +205,7 @@ def test_a_full_disk_stops_with_a_message_and_keeps_the_results(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
 
-    monkeypatch.setattr(runs.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     code, out, err = spherical_loss(*command)
     assert code == 1
     assert "no space left to write" in err
@@ -213,7 +213,7 @@ def test_a_full_disk_stops_with_a_message_and_keeps_the_results(
     assert "Traceback" not in out + err
     (result,) = (tmp_path / "runs/digits").glob("*/result.json")
     assert json.loads(result.read_text())["status"] == "finished"
-    monkeypatch.setattr(runs.os, "fsync", fsync)
+    monkeypatch.setattr(atomic.os, "fsync", fsync)
     code, out, _ = spherical_loss(*command)
     assert code == 0
     assert out.count("(stored)") == 1

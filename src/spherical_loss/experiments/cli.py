@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import tyro
 from rich.console import Console
 
-from spherical_loss.experiments.data.image_files import data_folder
+from spherical_loss.experiments.data.folder import data_folder
 from spherical_loss.experiments.errors import UsageError, UserError, choose
+from spherical_loss.experiments.files.failures import explain
 from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.results.paper import TABLES, table_of
 from spherical_loss.experiments.running import compare as comparison
 from spherical_loss.experiments.running.workers import open_workers, with_threads
 from spherical_loss.experiments.training.distributed import joined, on_first, rank, ranks
-from spherical_loss.experiments.training.run_folder import explain
 from spherical_loss.experiments.training.settings import Settings
 from spherical_loss.experiments.training.tasks import TASKS
 from spherical_loss.experiments.tuning.tuned import TUNED

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from spherical_loss.experiments.data import image_files as data
+from spherical_loss.experiments.data.folder import VARIABLE, data_folder
 from spherical_loss.experiments.errors import UserError
 from tests.experiments.conftest import idx_bytes
 
@@ -183,8 +184,8 @@ def test_nothing_is_unpickled(small_data: Callable[[str], Path], tmp_path: Path)
 
 
 def test_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
-    assert data.data_folder() == tmp_path
-    monkeypatch.delenv(data.VARIABLE)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert data_folder() == tmp_path
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert data.data_folder() == tmp_path / "cache" / "spherical-loss"
+    assert data_folder() == tmp_path / "cache" / "spherical-loss"

@@ -19,7 +19,7 @@ import torch
 
 from spherical_loss.experiments import cli
 from spherical_loss.experiments.data import corpora
-from spherical_loss.experiments.data import image_files as data
+from spherical_loss.experiments.data.folder import VARIABLE
 from spherical_loss.experiments.data.simlex import read_simlex
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.models.language_model import evaluate_language, language_model, language_optimizer
@@ -68,7 +68,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "SimLex-999").mkdir()
     pairs = [f"w{i}\tw{i + 1}\tN\t{(7 * i) % 10}" for i in range(30)] + ["w1\tabsent\tN\t3"]
     (folder / "SimLex-999/SimLex-999.txt").write_text("\n".join(["word1\tword2\tPOS\tSimLex999", *pairs]) + "\n")
-    monkeypatch.setenv(data.VARIABLE, str(folder))
+    monkeypatch.setenv(VARIABLE, str(folder))
     return folder
 
 
@@ -408,10 +408,10 @@ def test_messages(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_missing_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     for task in ("ptb", "imdb", "one-billion-word"):
         assert command("compare", task) == 1
-        assert data.VARIABLE in capsys.readouterr().err
+        assert VARIABLE in capsys.readouterr().err
 
 
 def test_the_papers_architectures_are_the_defaults() -> None:

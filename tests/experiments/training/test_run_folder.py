@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.training.run_folder import RunFolder, explain, write_atomically
+from spherical_loss.experiments.files.atomic import write_atomically
+from spherical_loss.experiments.files.failures import explain
+from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, Settings
 
 RUN = Run("digits", "taylor", 0, Settings(lr=0.1))

@@ -26,7 +26,7 @@ import pooch
 import torch
 from torch import Generator, Tensor
 
-from spherical_loss.experiments.data.image_files import VARIABLE, data_folder
+from spherical_loss.experiments.data.folder import VARIABLE, data_folder
 from spherical_loss.experiments.data.simlex import Pairs, pairs_in, read_simlex
 from spherical_loss.experiments.data.text import EOS, Corpus, checksums, read_corpus
 from spherical_loss.experiments.errors import UserError

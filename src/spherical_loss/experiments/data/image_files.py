@@ -12,18 +12,16 @@ Every byte is checked for what it claims to be, and nothing is ever unpickled. D
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pooch
 
+from spherical_loss.experiments.data.folder import VARIABLE
 from spherical_loss.experiments.errors import UserError
 
-VARIABLE = "SPHERICAL_LOSS_DATA"
 COUNTS = {  # images of the official files
     "mnist": {"train": 60_000, "t10k": 10_000},
     "cifar10": {"data_batch": 10_000, "test_batch": 10_000},
@@ -47,11 +45,6 @@ class TrainTest(NamedTuple):
 
     train: Pixels
     test: Pixels
-
-
-def data_folder() -> Path:
-    """``$SPHERICAL_LOSS_DATA``, or the user's cache folder."""
-    return Path(os.environ.get(VARIABLE) or pooch.os_cache("spherical-loss")).expanduser()
 
 
 @lru_cache(maxsize=1)  # the runs of one command share it

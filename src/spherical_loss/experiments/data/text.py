@@ -33,7 +33,7 @@ import numpy as np
 from tqdm import tqdm
 
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.training.run_folder import named, write_atomically
+from spherical_loss.experiments.files.atomic import named, write_atomically
 
 EOS, UNK = "<eos>", "<unk>"
 BLOCK = 2**22  # bytes that are read at once

@@ -11,9 +11,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.results.tables import label_text, loss_of
-from spherical_loss.experiments.training.run_folder import write_atomically
 
 
 class Labelled(Protocol):

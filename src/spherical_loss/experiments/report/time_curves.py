@@ -10,9 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.report.curves import METRICS, Histories, color_of
 from spherical_loss.experiments.results.tables import label_text
-from spherical_loss.experiments.training.run_folder import write_atomically
 
 STYLES = {"dense": "-", "gram": "--", "factored": ":", "sampled": "-.", "adaptive": (0, (6, 2, 1, 2, 1, 2))}
 MARKERS = {"sampled": "^", "adaptive": "s"}

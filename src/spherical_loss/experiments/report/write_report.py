@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.marks import replace_marked
 from spherical_loss.experiments.report import page, questions
 from spherical_loss.experiments.report.page import Section, details, paragraph, pictures
@@ -30,7 +31,6 @@ from spherical_loss.experiments.results.tables import (
     result_cells,
     undecided_row,
 )
-from spherical_loss.experiments.training.run_folder import write_atomically
 
 TITLE = "Softmax alternatives of the spherical family: results"
 RULE = (

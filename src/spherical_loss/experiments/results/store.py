@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.locks import locked
-from spherical_loss.experiments.training.run_folder import read_history, read_json, write_atomically
+from spherical_loss.experiments.training.run_folder import read_history, read_json
 from spherical_loss.experiments.training.settings import label_of
 
 DIGITS = 6

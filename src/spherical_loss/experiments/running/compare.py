@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.results import paper
 from spherical_loss.experiments.results.tables import (
@@ -23,7 +24,7 @@ from spherical_loss.experiments.results.tables import (
 from spherical_loss.experiments.running.progress import make_reporter
 from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.running.workers import Workers
-from spherical_loss.experiments.training.run_folder import RunFolder, write_atomically
+from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import LanguageSettings, Run, Settings, check, check_loss, heads_of, resolved
 from spherical_loss.experiments.training.tasks import TASKS, open_values
 

@@ -15,10 +15,8 @@ one. metrics.jsonl grows by a line per epoch and is cut back to the checkpoint's
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import os
 import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -30,66 +28,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from spherical_loss.experiments.data.image_files import VARIABLE, data_folder
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.atomic import PARTIAL, named, write_atomically, write_json
 from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.training.settings import Run
-
-PARTIAL = ".partial"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``, all of it or (whatever happens) nothing."""
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise named(error, path) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` last, where the system lets one open folders."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def named(error: OSError, path: Path) -> OSError:
-    """The same error with the file's name, which write and fsync do not give."""
-    return OSError(error.errno, error.strerror, str(path))
-
-
-def explain(error: OSError) -> str:
-    """What went wrong with a file, and the remedy, in one sentence."""
-    where = error.filename or "a file"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left to write {where}: free some and run the same command again; finished runs are kept"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"no permission for {where}: change its permissions, or choose another place ({place_of(where)})"
-    if error.errno == errno.ENOTDIR:
-        return f"{where} is no place for a file, since a part of it is not a folder: choose another ({place_of(where)})"
-    return f"{where}: {error.strerror or error}"
-
-
-def place_of(where: str) -> str:
-    """What says where a file goes."""
-    if data_folder().absolute() in Path(where).absolute().parents:
-        return f"the variable {VARIABLE}"
-    return "--out"
-
-
-def to_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
@@ -151,7 +93,7 @@ class RunFolder:
             leftover.unlink()
         for name, content in (("config.json", self.run.as_dict()), ("environment.json", environment())):
             if not (self.path / name).exists():
-                write_atomically(self.path / name, to_json(content))
+                write_json(self.path / name, content)
 
     def result(self) -> dict[str, Any] | None:
         """What the run came to, or None if it is not finished."""
@@ -194,5 +136,5 @@ class RunFolder:
         if weights is not None:
             tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
             write_atomically(self.path / "best.safetensors", safetensors.torch.save(tensors))
-        write_atomically(self.path / "result.json", to_json(result))
+        write_json(self.path / "result.json", result)
         (self.path / "checkpoint.pt").unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import torch
 from spherical_loss import Loss
 from spherical_loss.experiments.data import corpora
 from spherical_loss.experiments.data import image_files as data
+from spherical_loss.experiments.data.folder import data_folder
 from spherical_loss.experiments.data.images import Images, Splits, split_images
 from spherical_loss.experiments.models import image_networks as models
 from spherical_loss.experiments.models.image_networks import Network
@@ -89,18 +90,18 @@ def load_digits(settings: ImageSettings, seed: int) -> Splits:
 
 def load_mnist(settings: ImageSettings, seed: int) -> Splits:
     """50,000, 10,000 and 10,000 images: a sixth of the official training set validates."""
-    images = data.read_mnist(data.data_folder())
+    images = data.read_mnist(data_folder())
     return split_images(images, 10, settings.split, len(images.train.labels) // 6, seed)
 
 
 def load_cifar10(settings: ImageSettings, seed: int) -> Splits:
     """45,000, 5,000 and 10,000 images: a tenth of the official training set validates."""
-    images = data.read_cifar10(data.data_folder())
+    images = data.read_cifar10(data_folder())
     return split_images(images, 10, settings.split, len(images.train.labels) // 10, seed, flip=True)
 
 
 def load_cifar100(settings: ImageSettings, seed: int) -> Splits:
-    images = data.read_cifar100(data.data_folder())
+    images = data.read_cifar100(data_folder())
     return split_images(images, 100, settings.split, len(images.train.labels) // 10, seed, flip=True)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.atomic import write_json
 from spherical_loss.experiments.files.locks import locked
-from spherical_loss.experiments.training.run_folder import to_json, write_atomically
 from spherical_loss.experiments.training.settings import Settings
 
 TUNED = Path(__file__).with_name("tuned.json")
@@ -57,7 +57,7 @@ def store_tuned(task: str, loss: str, values: dict[str, float], found: dict[str,
             tuned = read_tuned(path)
             tuned.setdefault(task, {})[loss] = {"values": values, "found": found}
             ordered = {name: dict(sorted(tuned[name].items())) for name in sorted(tuned)}
-            write_atomically(path, to_json(ordered))
+            write_json(path, ordered)
     except OSError as error:
         raise UserError(
             f"{path} cannot be written ({error.strerror}): give another file with --store; {loss} on {task} is best with "

@@ -1,0 +1,27 @@
+"""What went wrong with a file, in words."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from spherical_loss.experiments.data.folder import VARIABLE, data_folder
+
+
+def explain(error: OSError) -> str:
+    """What went wrong with a file, and the remedy, in one sentence."""
+    where = error.filename or "a file"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left to write {where}: free some and run the same command again; finished runs are kept"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"no permission for {where}: change its permissions, or choose another place ({place_of(where)})"
+    if error.errno == errno.ENOTDIR:
+        return f"{where} is no place for a file, since a part of it is not a folder: choose another ({place_of(where)})"
+    return f"{where}: {error.strerror or error}"
+
+
+def place_of(where: str) -> str:
+    """What says where a file goes."""
+    if data_folder().absolute() in Path(where).absolute().parents:
+        return f"the variable {VARIABLE}"
+    return "--out"
