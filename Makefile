@@ -1,10 +1,10 @@
-# Needs only Python 3.10 or newer and make; everything else goes into .venv.
+# Needs only Python 3.11 or newer and make; everything else goes into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types plot bench report docs clean
+.PHONY: demo test lint types plot bench docs package report clean
 
 demo: $(READY)  ## compare the losses on a small task: a table, and a picture of the learning curves
 	$(BIN)/spherical-loss compare digits
@@ -28,13 +28,21 @@ bench: $(READY)  ## measure losses and heads side by side with their peers
 docs: $(READY)  ## build the documentation: build/docs/index.html
 	$(BIN)/sphinx-build -W --keep-going -q -E -d build/doctrees docs build/docs
 
+package: $(READY)  ## build what goes to PyPI, and check it: dist/
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group package
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 report: $(READY)  ## turn results/ into a page, results/report.html, and the summary in the README
 	$(BIN)/spherical-loss report --readme README.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+# Dependency groups (PEP 735) need pip 25.1 or newer; a new environment has the one Python came with.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
 	touch $(READY)
