@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types plot bench docs package report clean
+.PHONY: demo test coverage lint types plot bench docs package report clean
 
 demo: $(READY)  ## compare the losses on a small task: a table, and a picture of the learning curves
 	$(BIN)/spherical-loss compare digits
 
 test: $(READY) lint types  ## lint, types, tests
 	$(BIN)/python -m pytest
+
+coverage: $(READY)  ## the tests, and the lines of the library they do not reach: build/coverage/index.html
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=html:build/coverage
 
 lint: $(READY)
 	$(BIN)/ruff check .

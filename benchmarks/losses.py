@@ -43,7 +43,7 @@ def entmax_losses() -> dict[str, Any]:
     try:
         import entmax
     except ImportError:
-        print("  entmax: left out, not installed; pip install spherical-loss[bench]")
+        print("  entmax: left out, not installed; pip install entmax")
         return {}
     losses = {"entmax.sparsemax_loss": entmax.sparsemax_loss, "entmax.entmax15_loss": entmax.entmax15_loss}
     return {name: partial(mean_of, loss) for name, loss in losses.items()}
