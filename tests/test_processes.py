@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from spherical_loss.processes import name_of_this_start
-from tests.torchrun import run, torchrun
+from tests.support.torchrun import run, torchrun
 
 SHORT, LONG = timedelta(seconds=0.3), timedelta(minutes=5)
 

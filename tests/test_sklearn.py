@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spherical_loss import FactoredHead, GramHead, SphericalSoftmaxLoss, TaylorSoftmaxLoss
 from spherical_loss.sklearn import LOSSES, SphericalClassifier
-
-from . import oracle
+from tests.support import oracle
 
 
 @parametrize_with_checks([SphericalClassifier(max_iter=15)])

@@ -8,7 +8,7 @@ import torch
 
 from spherical_loss import FactoredHead
 from spherical_loss.heads.checkpoint import load_checkpoint
-from tests.torchrun import run, torchrun
+from tests.support.torchrun import run, torchrun
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "sharded_training.py"
 CLASSES, STEPS = 500, 100

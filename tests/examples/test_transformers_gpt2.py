@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from spherical_loss import SphericalSoftmaxLoss
+from tests.support import oracle
 
-from .. import oracle
 from .scripts import script
 
 with warnings.catch_warnings():

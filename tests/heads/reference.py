@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..oracle import Oracle, expected
+from tests.support.oracle import Oracle, expected
 
 
 class DenseReference:

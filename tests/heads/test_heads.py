@@ -10,8 +10,8 @@ from torch import Tensor
 
 import spherical_loss as sl
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
+from tests.support.cases import CASES, every_member
 
-from ..cases import CASES, every_member
 from .reference import DenseReference, random_batch
 
 HEADS: list[type[Head]] = [DenseHead, GramHead, FactoredHead]

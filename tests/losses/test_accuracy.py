@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import spherical_loss as sl
-
-from .cases import CASES, Case
-from .oracle import expected, quadratic
+from tests.support.cases import CASES, Case
+from tests.support.oracle import expected, quadratic
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAMES = ["taylor", "taylor-kernel", "spherical", "spherical-kernel", "quadratic", "squared-error", "bound-fixed", "z", "cosine"]

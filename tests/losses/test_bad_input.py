@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import spherical_loss as sl
-
-from .cases import CASES, FAMILY, data, every_loss, every_member
+from tests.support.cases import CASES, FAMILY, data, every_loss, every_member
 
 
 @pytest.mark.parametrize("bad", [5, -1, -101])

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 import spherical_loss as sl
 from spherical_loss.losses import bound_lambda, tightest_xi
-
-from .cases import data
-from .oracle import best_xi, bouchard, softmax
+from tests.support.cases import data
+from tests.support.oracle import best_xi, bouchard, softmax
 
 
 def outputs(D, spread, N=5):

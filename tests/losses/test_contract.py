@@ -8,9 +8,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import spherical_loss as sl
-
-from .cases import CASES, data, every_function, every_loss, every_member
-from .oracle import expected
+from tests.support.cases import CASES, data, every_function, every_loss, every_member
+from tests.support.oracle import expected
 
 WEIGHT = torch.linspace(0.2, 2, 5, dtype=torch.float64)
 OPTIONS = {

@@ -5,8 +5,7 @@ import torch
 
 import spherical_loss as sl
 from spherical_loss import functional
-
-from .cases import CASES, CosineLoss, data, every_loss
+from tests.support.cases import CASES, CosineLoss, data, every_loss
 
 LIKELIHOODS = ["taylor", "taylor-kernel", "spherical", "spherical-kernel", "quadratic", "softmax", "abs-softmax"]
 every_likelihood = pytest.mark.parametrize("case", [CASES[name] for name in LIKELIHOODS], ids=LIKELIHOODS)

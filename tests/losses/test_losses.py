@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spherical_loss as sl
-
-from .cases import data, every_function, every_loss, every_member
-from .oracle import expected
+from tests.support.cases import data, every_function, every_loss, every_member
+from tests.support.oracle import expected
 
 SHAPES = [(5,), (4, 5), (3, 5, 2), (2, 5, 3, 2), (6, 1), (6, 2)]
 GRID = [

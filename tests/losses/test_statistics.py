@@ -7,9 +7,8 @@ from torch.utils._pytree import tree_leaves
 
 import spherical_loss as sl
 from spherical_loss.statistics import dense_statistics
-
-from .cases import data, every_loss, every_member
-from .oracle import expected
+from tests.support.cases import data, every_loss, every_member
+from tests.support.oracle import expected
 
 # (N, D, M): many rows of one block, several blocks, one row over many blocks of columns, one row above the block size
 SHAPES = [(7, 5, 1), (50, 50_000, 1), (3, 100, 10_000), (2, 300_000, 5), (2, 1_500_000, 1)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spherical_loss.experiments.report import plot_losses
-from tests import oracle
+from tests.support import oracle
 
 
 def test_the_same_picture_every_time(tmp_path):

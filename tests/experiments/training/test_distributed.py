@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from spherical_loss.experiments.training import distributed
-from tests.torchrun import torchrun
+from tests.support.torchrun import torchrun
 
 # Two ranks on batches of 33 (17 and 16 rows); 1077 examples leave a last batch of 21 rows, and of one row with 269.
 PROGRAM = """

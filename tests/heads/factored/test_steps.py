@@ -12,8 +12,8 @@ import spherical_loss as sl
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD
 from spherical_loss.heads.factored import head as factored
 from spherical_loss.heads.factored import sgd as factored_sgd
+from tests.support.cases import CASES
 
-from ...cases import CASES
 from ..reference import DenseReference, random_batch
 from ..test_gram import LargestTensor
 from ..test_heads import assert_same_weights, train_step
