@@ -6,7 +6,15 @@ the logits: :mod:`spherical_loss.heads`.
 
 from spherical_loss import functional
 from spherical_loss.base import Loss, SphericalLoss
-from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
+from spherical_loss.heads import (
+    AdaptiveSphericalSoftmax,
+    DenseHead,
+    FactoredHead,
+    FactoredSGD,
+    GramHead,
+    Head,
+    SampledSoftmax,
+)
 from spherical_loss.losses import (
     AbsSoftmaxLoss,
     QuadraticSoftmaxLoss,
@@ -21,6 +29,7 @@ from spherical_loss.statistics import Statistics
 
 __all__ = [
     "AbsSoftmaxLoss",
+    "AdaptiveSphericalSoftmax",
     "DenseHead",
     "FactoredHead",
     "FactoredSGD",
@@ -28,6 +37,7 @@ __all__ = [
     "Head",
     "Loss",
     "QuadraticSoftmaxLoss",
+    "SampledSoftmax",
     "SoftmaxBoundLoss",
     "SoftmaxLoss",
     "SphericalLoss",

@@ -84,7 +84,7 @@ class _QuadraticLikelihood(SphericalLoss):
         vertex and get no gradient, ever. The default is twice that: the rarest class then starts where ``log g`` is
         steepest (``b = 0`` for the Taylor softmax, ``b = sqrt(eps)`` for the spherical softmax).
         """
-        p = _normalized(frequencies)
+        p = normalized(frequencies)
         smallest = self.least / float(p.min())
         Z = 2 * smallest if Z is None else Z
         if not smallest <= Z < math.inf:
@@ -197,7 +197,7 @@ class SquaredErrorLoss(SphericalLoss):
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = p * target_value``: the outputs of a squared error estimate the expected target, which is this."""
-        return (_normalized(frequencies) * self.target_value).to(_float(frequencies))
+        return (normalized(frequencies) * self.target_value).to(_float(frequencies))
 
     def extra_repr(self) -> str:
         return _join(f"target_value={self.target_value:g}", super().extra_repr())
@@ -241,7 +241,7 @@ class SoftmaxBoundLoss(SphericalLoss):
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = log p``, as for the softmax that is bounded."""
-        return _normalized(frequencies).log().to(_float(frequencies))
+        return normalized(frequencies).log().to(_float(frequencies))
 
     def extra_repr(self) -> str:
         return _join(f"xi={self.xi}", super().extra_repr())
@@ -364,7 +364,7 @@ class SoftmaxLoss(_CrossEntropy):
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = log p``."""
-        return _normalized(frequencies).log().to(_float(frequencies))
+        return normalized(frequencies).log().to(_float(frequencies))
 
 
 class AbsSoftmaxLoss(_CrossEntropy):
@@ -383,7 +383,7 @@ class AbsSoftmaxLoss(_CrossEntropy):
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = 1 + log p - log min(p)``: positive, so that no class starts at the kink, where the gradient is 0."""
-        log_p = _normalized(frequencies).log()
+        log_p = normalized(frequencies).log()
         return (1 + log_p - log_p.min()).to(_float(frequencies))
 
 
@@ -405,7 +405,7 @@ def _cross_entropy(loss: Loss, log_numerator: Tensor, target: Tensor) -> Tensor:
     )
 
 
-def _normalized(frequencies: Tensor) -> Tensor:
+def normalized(frequencies: Tensor) -> Tensor:
     """Frequencies (or counts) as float64 probabilities."""
     if frequencies.dim() != 1 or frequencies.numel() == 0:
         raise ValueError(f"frequencies have shape {tuple(frequencies.shape)}, but must be one number per class, (D,)")

@@ -107,7 +107,7 @@ class Head(nn.Module, ABC):
 
         With ``target_weight``, both are ``(..., K)``: K classes per example, whose losses are added with these weights.
         """
-        self._check(hidden, target, target_weight)
+        check_batch(hidden, target, target_weight, self.in_features, self.num_classes, self.ignore_index)
         target = target.long()
         marked = torch.where(target == self.ignore_index, -1, target)
         classes = marked.clamp_min(0).reshape(-1, 1 if target_weight is None else target.shape[-1])
@@ -163,32 +163,6 @@ class Head(nn.Module, ABC):
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, num_classes={self.num_classes}, bias={self.has_bias}"
 
-    def _check(self, hidden: Tensor, target: Tensor, target_weight: Tensor | None) -> None:
-        if hidden.dim() == 0 or hidden.shape[-1] != self.in_features:
-            raise ValueError(f"hidden has shape {tuple(hidden.shape)}, but must end in in_features={self.in_features}")
-        if not hidden.is_floating_point():
-            raise TypeError(f"hidden is {hidden.dtype}, but must be floating point")
-        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-            raise TypeError(
-                f"target is {target.dtype}, but a head takes class indices (int64); target_weight gives K of them weights"
-            )
-        batch = hidden.shape[:-1]
-        if target_weight is None and target.shape != batch:
-            raise ValueError(
-                f"target has shape {tuple(target.shape)}, but hidden of shape {tuple(hidden.shape)} needs {tuple(batch)}"
-            )
-        if target_weight is not None and (target.shape[:-1] != batch or target_weight.shape != target.shape):
-            raise ValueError(
-                f"target and target_weight have shapes {tuple(target.shape)} and {tuple(target_weight.shape)}, but hidden of "
-                f"shape {tuple(hidden.shape)} needs both to be {(*batch, 'K')}"
-            )
-        if target.device.type == "cpu" and target.numel() and not torch.compiler.is_compiling():
-            least, largest = target.aminmax()  # elsewhere than on the CPU, looking at values would wait for the device
-            if least < 0 or largest >= self.num_classes:
-                bad = ((target < 0) | (target >= self.num_classes)) & (target != self.ignore_index)
-                if bad.any():
-                    raise IndexError(out_of_range(target, self.num_classes, self.ignore_index, "the outputs of this head"))
-
     def _check_bias(self, bias: Tensor) -> None:
         if not self.has_bias:
             raise ValueError("this head was made with bias=False; make it with bias=True to set one")
@@ -198,6 +172,36 @@ class Head(nn.Module, ABC):
     def _check_weight(self, weight: Tensor) -> None:
         if weight.shape != (self.num_classes, self.in_features):
             raise ValueError(f"weight has shape {tuple(weight.shape)}, but must be {(self.num_classes, self.in_features)}")
+
+
+def check_batch(
+    hidden: Tensor, target: Tensor, target_weight: Tensor | None, in_features: int, num_classes: int, ignore_index: int
+) -> None:
+    """Raise an error that says what is wrong with the shapes, dtypes or classes of a batch."""
+    if hidden.dim() == 0 or hidden.shape[-1] != in_features:
+        raise ValueError(f"hidden has shape {tuple(hidden.shape)}, but must end in in_features={in_features}")
+    if not hidden.is_floating_point():
+        raise TypeError(f"hidden is {hidden.dtype}, but must be floating point")
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(
+            f"target is {target.dtype}, but a head takes class indices (int64); target_weight gives K of them weights"
+        )
+    batch = hidden.shape[:-1]
+    if target_weight is None and target.shape != batch:
+        raise ValueError(
+            f"target has shape {tuple(target.shape)}, but hidden of shape {tuple(hidden.shape)} needs {tuple(batch)}"
+        )
+    if target_weight is not None and (target.shape[:-1] != batch or target_weight.shape != target.shape):
+        raise ValueError(
+            f"target and target_weight have shapes {tuple(target.shape)} and {tuple(target_weight.shape)}, but hidden of "
+            f"shape {tuple(hidden.shape)} needs both to be {(*batch, 'K')}"
+        )
+    if target.device.type == "cpu" and target.numel() and not torch.compiler.is_compiling():
+        least, largest = target.aminmax()  # elsewhere than on the CPU, looking at values would wait for the device
+        if least < 0 or largest >= num_classes:
+            bad = ((target < 0) | (target >= num_classes)) & (target != ignore_index)
+            if bad.any():
+                raise IndexError(out_of_range(target, num_classes, ignore_index, "the outputs of this head"))
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
