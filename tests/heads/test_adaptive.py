@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import spherical_loss as sl
 from spherical_loss import AdaptiveSphericalSoftmax, DenseHead, FactoredHead, FactoredSGD, GramHead
-
 from tests.support.cases import CASES
+
 from .reference import random_batch
 
 TAILS = ["factored", "gram", "dense"]
