@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss
+from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss, files
+from spherical_loss.files import DamagedFileError
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 from spherical_loss.processes import end, process_group
 
@@ -32,17 +33,28 @@ def batch(step: int, rank: int, size: int, classes: int) -> tuple[torch.Tensor, 
     return (2.0 * bits - 1) + 0.1 * torch.randn(bits.shape, generator=generator), target
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest complete one; what was being written when a process died has another name."""
-    complete = sorted(folder.glob("step-*"), key=lambda path: int(path.name.split("-")[1]))
-    return complete[-1] if complete else None
+def load(folder: Path, head: FactoredHead, trunk: nn.Module, rank: int) -> None:
+    """The newest checkpoint that is whole, if there is one; what was being written when a process died has another name."""
+    for checkpoint in sorted(folder.glob("step-*"), key=lambda path: -int(path.name.split("-")[1])):
+        try:
+            state = files.load(checkpoint / "trunk.pt")
+            load_checkpoint(head, checkpoint)
+        except (DamagedFileError, FileNotFoundError) as error:  # on all ranks, or on none
+            if rank == 0:
+                print(f"{checkpoint.name} is put aside: {error}", flush=True)
+                checkpoint.rename(folder / checkpoint.name.replace("step", "damaged"))
+            continue
+        trunk.load_state_dict(state)
+        if rank == 0:
+            print(f"going on from {checkpoint.name}", flush=True)
+        return
 
 
 def save(folder: Path, step: int, head: FactoredHead, trunk: nn.Module, rank: int) -> None:
     partial = folder / f"partial-{step}"
     save_checkpoint(head, partial)
     if rank == 0:
-        torch.save(trunk.state_dict(), partial / "trunk.pt")
+        files.save(trunk.state_dict(), partial / "trunk.pt")
         partial.rename(folder / f"step-{step}")
     dist.barrier()
 
@@ -68,11 +80,7 @@ def train(options: argparse.Namespace, group: dist.ProcessGroup) -> None:
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(options.classes.bit_length(), 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     head = FactoredHead(64, options.classes, group=group)
-    if (checkpoint := last_checkpoint(options.folder)) is not None:
-        load_checkpoint(head, checkpoint)
-        trunk.load_state_dict(torch.load(checkpoint / "trunk.pt", weights_only=True))
-        if rank == 0:
-            print(f"going on from {checkpoint.name}", flush=True)
+    load(options.folder, head, trunk, rank)
     network, loss = DistributedDataParallel(trunk), TaylorSoftmaxLoss()
     optimizers = [torch.optim.SGD(network.parameters(), lr=0.1), FactoredSGD(head, lr=options.lr)]
 

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "sharded_training.py"
 CLASSES, STEPS = 500, 100
 
 # Runs the script; its first argument has a word per start, such as "1:step", at which moment that rank of that start is killed.
-PROGRAM = """
+PROGRAM = '''
 import os, pathlib, runpy, signal, sys
 import torch.distributed as dist
 from spherical_loss import FactoredSGD
@@ -29,15 +29,22 @@ def or_die(call, when):
         return call(*arguments, **options)
     return wrapper
 
+def damage(checkpoint):
+    """A bit of its weights flips."""
+    path = max(pathlib.Path(sys.argv[sys.argv.index("--folder") + 1], checkpoint).glob("rows-*"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    return path.write_bytes(content)
+
 if moment == "joining":
     dist.init_process_group = or_die(dist.init_process_group, lambda *_: True)
 elif moment == "step":
-    FactoredSGD.step = or_die(FactoredSGD.step, lambda optimizer: optimizer.head.steps == 49)
+    FactoredSGD.step = or_die(FactoredSGD.step, lambda optimizer: optimizer.head.steps == 49 and damage("step-40"))
 elif moment == "saving":
     pathlib.Path.rename = or_die(pathlib.Path.rename, lambda path, _: path.name == "partial-60")
 sys.argv[1:] = sys.argv[2:]
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
-"""
+'''
 
 
 def trained(folder: Path, deaths: str, restarts: int) -> tuple[int, list[str], str]:
@@ -65,5 +72,8 @@ def test_killed_ranks_cost_only_the_last_steps(tmp_path: Path) -> None:
     code, gone_on_from, output = trained(killed, "1:step 1:joining 0:saving", restarts=3)
     assert code == 0, output
     assert output.count("exitcode: -9") == 3
-    assert gone_on_from == ["step-40", "step-40"], output  # the second start did not come so far
+    assert gone_on_from == ["step-20", "step-40"], output  # the second start did not come so far
+    assert "step-40 is put aside" in output
+    assert ".pt is damaged" in output
+    assert (killed / "damaged-40").is_dir()
     assert torch.equal(weights(killed), weights(undisturbed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from datetime import timedelta
@@ -14,10 +15,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import spherical_loss as sl
+from spherical_loss.files import DamagedFileError
 from spherical_loss.heads import FactoredHead, FactoredSGD
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 from spherical_loss.heads.factored import sgd as factored_sgd
 
+from ...damage import flip_bit
 from ..reference import random_batch
 
 N, d, D = 24, 6, 41  # 41 rows over 2 ranks: 21 and 20; over 4: 11, 11, 11 and 8
@@ -99,6 +102,8 @@ def test_equal_to_one_process_and_loadable_by_any_number(ranks, tmp_path, monkey
     torch.testing.assert_close(loaded.weight, alone.weight, rtol=1e-6, atol=1e-8)
     assert loaded.steps == steps
     others = 3 if ranks == 2 else 2
+    damaged = shutil.copytree(tmp_path / f"saved-by-{ranks}", tmp_path / f"saved-by-{ranks}-damaged")
+    flip_bit(max(damaged.glob("rows-*"), key=lambda path: int(path.name.split("-")[1])), at=-300)
     mp.spawn(_reload, (others, str(tmp_path), f"saved-by-{ranks}", steps), nprocs=others)
     trained(alone, range(steps, steps + 20))
     for rank in range(others):
@@ -108,6 +113,8 @@ def test_equal_to_one_process_and_loadable_by_any_number(ranks, tmp_path, monkey
 
 def _reload(rank: int, ranks: int, folder: str, name: str, steps: int) -> None:
     head = FactoredHead(d, D, init="zero", group=start(rank, ranks, folder)).double()
+    with pytest.raises(DamagedFileError, match=r"rows-.*\.pt is damaged"):  # also on the ranks that do not read that file
+        load_checkpoint(head, f"{folder}/{name}-damaged")
     load_checkpoint(head, f"{folder}/{name}")
     trained(head, range(steps, steps + 20))
     torch.save(head.weight, f"{folder}/continued-{rank}.pt")

@@ -1,0 +1,124 @@
+"""Checkpoints of a factored head on one process: what is damaged is named, and nothing is executed; see also test_sharded."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from spherical_loss import FactoredHead, files
+from spherical_loss.files import DamagedFileError
+from spherical_loss.heads import checkpoint
+from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
+
+from ..damage import Executed, flip_bit
+
+d, D = 5, 30
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    head, other = FactoredHead(d, D), FactoredHead(d, D, init="zero")
+    head.steps = 7
+    save_checkpoint(head, tmp_path / "saved")
+    load_checkpoint(other, tmp_path / "saved")
+    assert torch.equal(other.V, head.V)
+    assert torch.equal(other.Q.exact, head.Q.exact)
+    assert torch.equal(other.w, head.w)
+    assert other.steps == 7
+
+
+def test_a_flipped_bit_anywhere_is_named_and_the_head_is_as_it_was(tmp_path: Path) -> None:
+    save_checkpoint(FactoredHead(d, D), tmp_path / "saved")
+    head = FactoredHead(d, D)
+    before = head.state_dict()
+    names = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert [name.split("-")[0] for name in names] == ["head.json", "rows", "small"]
+    for name in names:
+        size = (tmp_path / "saved" / name).stat().st_size
+        for k in range(40):
+            damaged = shutil.copytree(tmp_path / "saved", tmp_path / "damaged", dirs_exist_ok=True)
+            flip_bit(damaged / name, at=size * k // 40, bit=k % 8)
+            with pytest.raises(DamagedFileError, match=f"{name}.* is damaged"):
+                load_checkpoint(head, damaged)
+    after = head.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
+    head = FactoredHead(d, D)
+    for name in ("one", "two"):
+        save_checkpoint(FactoredHead(d, D), tmp_path / name)
+    rows = {name: next((tmp_path / name).glob("rows-*")) for name in ("one", "two")}
+    shutil.copy(rows["one"], rows["two"])  # whole, but of another checkpoint
+    with pytest.raises(DamagedFileError, match=f"{rows['two'].name} is damaged"):
+        load_checkpoint(head, tmp_path / "two")
+    rows["two"].unlink()
+    with pytest.raises(FileNotFoundError, match=rows["two"].name):
+        load_checkpoint(head, tmp_path / "two")
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        load_checkpoint(head, tmp_path / "nowhere")
+
+
+def test_an_old_checkpoint_is_a_message_and_its_pickle_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Executed(tmp_path / "executed")))
+    with pytest.raises(ValueError, match="written by an earlier version"):
+        load_checkpoint(FactoredHead(d, D), tmp_path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attacker knows the format, and computes the right checksums."""
+    head, crafted = FactoredHead(d, D), Executed(tmp_path / "executed")
+    save = checkpoint.save
+    for name in ("rows", "small"):
+
+        def harmful(tensors: dict[str, object], path: Path, name: str = name) -> str:
+            return save({**tensors, "V": crafted} if path.name.startswith(name) else tensors, path)
+
+        monkeypatch.setattr(checkpoint, "save", harmful)
+        save_checkpoint(head, tmp_path / name)
+        with pytest.raises(DamagedFileError, match=f"{name}-.* is none of ours"):
+            load_checkpoint(head, tmp_path / name)
+    assert not (tmp_path / "executed").exists()
+    pickle.loads(pickle.dumps(crafted))
+    assert (tmp_path / "executed").exists()
+
+
+def test_killed_while_saving_the_checkpoint_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    head = FactoredHead(d, 2000, init="zero")
+    save_checkpoint(head, tmp_path / "saved")
+    killed_at = set()
+    for k in range(12):
+        if (child := os.fork()) == 0:
+            try:
+                for step in range(1, 1000):
+                    head.steps = step
+                    head.V.fill_(step)
+                    save_checkpoint(head, tmp_path / "saved")
+            finally:
+                os._exit(1)
+        time.sleep(0.02 + 0.011 * k)
+        os.kill(child, signal.SIGKILL)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        loaded = FactoredHead(d, 2000, init="zero")
+        load_checkpoint(loaded, tmp_path / "saved")
+        assert torch.equal(loaded.V, torch.full_like(loaded.V, loaded.steps))
+        killed_at.add(loaded.steps)
+    assert len(killed_at) > 1
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = FactoredHead(d, D)
+    save_checkpoint(head, tmp_path / "saved")
+    before = {path: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    monkeypatch.setattr(files.os, "fsync", lambda _: Path("/dev/full").write_text("x"))
+    head.V.fill_(1)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(head, tmp_path / "saved")
+    assert {path: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
