@@ -63,7 +63,6 @@ def engine_step(data: Images, loss_name: str) -> Callable[[Tensor], None]:
     """The body of ``train_epoch``."""
     loss = make_loss(loss_name, {})
     network = models.start(models.mnist_network(30, 10, "relu"), loss, data.frequencies)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(network.parameters(), LR, momentum=0.9, nesterov=True)
 
     def step(rows: Tensor) -> None:

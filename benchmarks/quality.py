@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from benchmarks.timing import RESULTS, interleaved, show
@@ -19,6 +20,7 @@ from spherical_loss.experiments.models.loss_names import make_loss
 from spherical_loss.experiments.report.time_curves import draw_time_curves, time_curve
 from spherical_loss.experiments.results.collect import collect
 from spherical_loss.experiments.running import compare
+from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import LanguageSettings, Run
 from spherical_loss.experiments.training.tasks import TASKS
@@ -44,13 +46,13 @@ def planned(loss: str, head: str, words: int | None) -> Run:
 
 def seconds_per_step(run: Run) -> float:
     """The median of some training steps from the start."""
-    task, settings = TASKS[run.task], run.settings
+    recipe, settings = RECIPES[run.task], run.settings
     assert isinstance(settings, LanguageSettings)
-    train = task.load(settings, run.seed).train
+    train, _, _ = recipe.load(settings, run.seed)
     loss = make_loss(run.loss, run.loss_options)
-    network = task.network(settings, train, loss)
-    optimizer = task.optimizer(network, settings)
-    batches = iter(train.order(0, None).split(settings.batch_size))
+    network = recipe.network(settings, train, loss)
+    optimizer = recipe.optimizer(network, settings)
+    batches = iter(train.order(0, torch.Generator()).split(settings.batch_size))
 
     def step() -> None:
         optimizer.zero_grad()

@@ -8,6 +8,7 @@ from torch import nn
 
 from spherical_loss.experiments.models import image_networks as models
 from spherical_loss.experiments.models.loss_names import LOSSES, make_loss
+from spherical_loss.experiments.models.network import TruncatedExp
 
 NETWORKS = {
     "perceptron": (lambda kind: models.perceptron(64, 16, 10, kind), (6, 1, 8, 8)),
@@ -84,7 +85,7 @@ def test_pooling_before_the_activation_gives_the_same() -> None:
 
 def test_truncated_exponential() -> None:
     x = torch.tensor([-1.0, 2.0, 50.0])
-    assert torch.allclose(models.TruncatedExp()(x), torch.tensor([-1.0, 2.0, 2.0]).exp())
+    assert torch.allclose(TruncatedExp()(x), torch.tensor([-1.0, 2.0, 2.0]).exp())
 
 
 def test_softmax_is_in_the_last_hidden_layer_only() -> None:

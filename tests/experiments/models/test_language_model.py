@@ -26,6 +26,7 @@ from spherical_loss.experiments.models.language_model import evaluate_language, 
 from spherical_loss.experiments.models.loss_names import make_loss
 from spherical_loss.experiments.results.paper import TABLES
 from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import LanguageSettings, Run, resolved
 from spherical_loss.experiments.training.tasks import TASKS, open_values
@@ -80,7 +81,7 @@ def make_run(task: str = "ptb", loss: str = "taylor", seed: int = 0, head: str =
 def start(run: Run):
     """The network at its start, its loss, optimizer and data."""
     loss = make_loss(run.loss, run.loss_options)
-    splits = TASKS[run.task].load(run.settings, run.seed)
+    splits = RECIPES[run.task].load(run.settings, run.seed)
     torch.manual_seed(run.seed)
     network = language_model(run.settings, splits.train, loss)
     return network, loss, language_optimizer(network, run.settings), splits

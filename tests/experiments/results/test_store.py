@@ -14,9 +14,9 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.results.collect import collect
 from spherical_loss.experiments.results.store import Study, add_runs, add_studies, columns, read_runs, read_studies, records
 from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import ImageSettings, LanguageSettings, Run
-from spherical_loss.experiments.training.tasks import TASKS
 from spherical_loss.experiments.training.train import train
 from tests.experiments.results.stores import diverged_line, image_line, study
 
@@ -185,7 +185,7 @@ def test_a_run_says_how_large_its_data_were(tmp_path: Path, monkeypatch: pytest.
     text, out, results = tmp_path / "corpus.txt", tmp_path / "out", tmp_path / "results"
     text.write_text("a b c d e\n" * 200)
     settings = LanguageSettings(file=str(text), vocabulary=5, lr=0.1, layers=0, output_rate=1.0, epochs=1, momentum=0.0)
-    train(Run("text", "taylor", 0, TASKS["text"].prepare(settings, True)), out, Reporter())
+    train(Run("text", "taylor", 0, RECIPES["text"].prepare(settings, True)), out, Reporter())
     text.unlink()  # what collect does not need
     collected(out, results)
     (found,) = read_runs(results)

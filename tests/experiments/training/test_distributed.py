@@ -24,9 +24,9 @@ from torch import nn
 from spherical_loss import GramHead
 from spherical_loss.__main__ import main
 from spherical_loss.experiments.models import image_networks as models
-from spherical_loss.experiments.training.tasks import TASKS, digits_network
+from spherical_loss.experiments.training.recipes import RECIPES, digits_network
 
-class GramNetwork(models.Network):
+class GramNetwork(models.Classifier):
     def __init__(self, network):
         super().__init__(network.trunk, network.output)
         self.head = GramHead.from_linear(network.output)
@@ -42,7 +42,7 @@ def gram_network(settings, train, loss):
     return GramNetwork(digits_network(settings, train, loss))
 
 if sys.argv.pop(1) == "gram":
-    TASKS["digits"] = dataclasses.replace(TASKS["digits"], network=gram_network)
+    RECIPES["digits"] = dataclasses.replace(RECIPES["digits"], network=gram_network)
 raise SystemExit(main())
 """
 
@@ -54,12 +54,12 @@ import dataclasses, functools, os, signal, sys
 from spherical_loss.__main__ import main
 from spherical_loss.experiments.running import train_all as execute
 from spherical_loss.experiments.training import train
-from spherical_loss.experiments.training.tasks import TASKS
+from spherical_loss.experiments.training.recipes import RECIPES
 
 start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 moment = {(0, 1): "step", (1, 1): "load", (2, 0): "save"}.get((start, rank))
 execute.train = functools.partial(train.train, checkpoint_seconds=0)
-train_epoch, part_of, fsync, load = train.train_epoch, train.part_of, os.fsync, TASKS["digits"].load
+train_epoch, part_of, fsync, load = train.train_epoch, train.part_of, os.fsync, RECIPES["digits"].load
 epoch, steps = 0, 0
 
 def told_train_epoch(*arguments):
@@ -88,7 +88,7 @@ def load_or_fail(settings, seed):
     return load(settings, seed)
 
 train.train_epoch, train.part_of, os.fsync = told_train_epoch, part_of_or_die, fsync_or_die
-TASKS["digits"] = dataclasses.replace(TASKS["digits"], load=load_or_fail)
+RECIPES["digits"] = dataclasses.replace(RECIPES["digits"], load=load_or_fail)
 sys.argv.pop(1)
 raise SystemExit(main())
 """

@@ -61,12 +61,13 @@ def test_calibration_error(pairs: list[tuple[float, bool]]) -> None:
 
 def test_evaluation_does_not_depend_on_batches_and_leaves_the_mode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from spherical_loss.experiments.training import metrics
+    from spherical_loss.experiments.training.recipes import RECIPES
     from spherical_loss.experiments.training.tasks import TASKS
 
-    task = TASKS["digits"]
-    train, valid, _ = task.load(task.settings, 0)
+    recipe, settings = RECIPES["digits"], TASKS["digits"].settings
+    train, valid, _ = recipe.load(settings, 0)
     loss = make_loss("taylor", {})
-    network = task.network(task.settings, train, loss)
+    network = recipe.network(settings, train, loss)
     whole = evaluate_classifier(network, loss, valid)
     monkeypatch.setattr(metrics, "BATCH", 7)
     parts = evaluate_classifier(network, loss, valid)

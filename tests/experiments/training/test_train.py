@@ -19,6 +19,7 @@ import torch
 from spherical_loss.experiments.models.loss_names import LOSSES, make_loss
 from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.training.load import Load, alone
+from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, Settings, resolved
 from spherical_loss.experiments.training.tasks import TASKS, open_values
@@ -96,13 +97,13 @@ def test_the_best_weights_are_the_reported_ones(tmp_path: Path) -> None:
     run = make_run(epochs=8)
     result = train(run, tmp_path, Reporter())
     folder = RunFolder(tmp_path, run)
-    task = TASKS["digits"]
+    recipe = RECIPES["digits"]
     loss = make_loss(run.loss, run.loss_options)
-    train_set, valid, test = task.load(run.settings, run.seed)
-    network = task.network(run.settings, train_set, loss)
+    train_set, valid, test = recipe.load(run.settings, run.seed)
+    network = recipe.network(run.settings, train_set, loss)
     network.load_state_dict(safetensors.torch.load_file(folder.path / "best.safetensors"))
-    assert task.evaluate(network, loss, test) == result["test"]
-    assert task.evaluate(network, loss, valid) == result["valid"]
+    assert recipe.evaluate(network, loss, test) == result["test"]
+    assert recipe.evaluate(network, loss, valid) == result["valid"]
     assert result["valid"]["loss"] == min(record["valid"]["loss"] for record in folder.history())
 
 

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from spherical_loss import Loss
+from spherical_loss.experiments.models.network import Network, activation
 
 
-class Network(nn.Module):
-    """A trunk and an output layer. The training loop knows networks by :meth:`objective` and :meth:`forward` alone.
-
-    A network whose output layer never computes the logits overrides :meth:`objective`: ``loss(head(hidden, target))``.
-    """
+class Classifier(Network):
+    """A trunk and an output layer."""
 
     def __init__(self, trunk: nn.Module, output: nn.Linear) -> None:
         super().__init__()
@@ -26,11 +24,10 @@ class Network(nn.Module):
         return self.output(self.trunk(x))
 
     def objective(self, x: Tensor, target: Tensor, loss: Loss) -> Tensor:
-        """What is minimized: the mean loss of a batch."""
         return loss(self(x), target)
 
 
-def start(network: Network, loss: Loss, frequencies: Tensor) -> Network:
+def start(network: Classifier, loss: Loss, frequencies: Tensor) -> Classifier:
     """The paper's start: He's initialization of the hidden layers, zero biases, and zero output weights.
 
     Zero output weights with a zero bias are a saddle of every even loss: the spherical softmax and the softmax of ``|o|``
@@ -38,6 +35,8 @@ def start(network: Network, loss: Loss, frequencies: Tensor) -> Network:
     is constant: all classes start alike, as in the paper, and where ``log g`` has a slope (``b = sqrt(eps)`` for
     the spherical softmax, ``0`` for the Taylor softmax, ``1`` for the softmax of ``|o|``). The Z-loss has no such bias
     and is not defined where all outputs are equal: its output weights start as the hidden ones do.
+
+    Convolutions are faster with channels last in memory, as :class:`~spherical_loss.experiments.data.images.Images` are.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -47,31 +46,12 @@ def start(network: Network, loss: Loss, frequencies: Tensor) -> Network:
     try:
         bias = loss.prior_bias(frequencies)
     except TypeError:  # not a model of probabilities
-        return network
-    with torch.no_grad():
-        network.output.weight.zero_()
-        network.output.bias.copy_(bias)
-    return network
-
-
-class TruncatedExp(nn.Module):
-    """``exp(min(x, 2))``: the paper truncates its exponential and does not say where; 2 is two deviations above the mean
-    of the batch-normalized input, so that the output stays below 7.4."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clamp_max(2.0).exp()
-
-
-def activation(kind: str, features: int, spatial: bool, last: bool = False) -> list[nn.Module]:
-    """The modules that follow a hidden layer of ``features`` units (maps, if ``spatial``).
-
-    ``softmax`` is for the ``last`` hidden layer only, as in the paper; the others stay rectifiers.
-    """
-    if kind == "exp":
-        return [nn.BatchNorm2d(features) if spatial else nn.BatchNorm1d(features), TruncatedExp()]
-    if kind == "softmax" and last:
-        return [nn.Softmax(dim=1)]
-    return [nn.ReLU()]
+        pass
+    else:
+        with torch.no_grad():
+            network.output.weight.zero_()
+            network.output.bias.copy_(bias)
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def pooled(pool: nn.MaxPool2d, modules: list[nn.Module]) -> list[nn.Module]:
@@ -80,7 +60,7 @@ def pooled(pool: nn.MaxPool2d, modules: list[nn.Module]) -> list[nn.Module]:
     return [*modules[:-1], pool, modules[-1]]
 
 
-def perceptron(inputs: int, width: int, D: int, kind: str) -> Network:
+def perceptron(inputs: int, width: int, D: int, kind: str) -> Classifier:
     """Two hidden layers of ``width`` units."""
     trunk = nn.Sequential(
         nn.Flatten(),
@@ -89,10 +69,10 @@ def perceptron(inputs: int, width: int, D: int, kind: str) -> Network:
         nn.Linear(width, width),
         *activation(kind, width, spatial=False, last=True),
     )
-    return Network(trunk, nn.Linear(width, D))
+    return Classifier(trunk, nn.Linear(width, D))
 
 
-def mnist_network(width: int, D: int, kind: str) -> Network:
+def mnist_network(width: int, D: int, kind: str) -> Classifier:
     """The paper's MNIST network: two conv-pooling layers, a fully connected layer of 500, the output.
 
     ``width`` and ``2 width`` feature maps (the paper: 30 and 60), filters of 5, max-pooling windows of 5.
@@ -112,10 +92,10 @@ def mnist_network(width: int, D: int, kind: str) -> Network:
         nn.Linear(maps[1] * 4 * 4, 500),
         *activation(kind, 500, spatial=False, last=True),
     )
-    return Network(trunk, nn.Linear(500, D))
+    return Classifier(trunk, nn.Linear(500, D))
 
 
-def cifar_network(width: int, D: int, kind: str) -> Network:
+def cifar_network(width: int, D: int, kind: str) -> Classifier:
     """The paper's CIFAR network: 14 layers with filters of 3, pooling windows of 3, and batch normalization.
 
     The paper says no more than that and "inspired from" VGG, so these are VGG's 13 convolutions and the output layer:
@@ -133,7 +113,7 @@ def cifar_network(width: int, D: int, kind: str) -> Network:
             layers += [convolution, *normalize, *activation(kind, maps, spatial=True, last=last)]
             inputs = maps
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-    return Network(nn.Sequential(*layers, nn.Flatten()), nn.Linear(inputs, D))
+    return Classifier(nn.Sequential(*layers, nn.Flatten()), nn.Linear(inputs, D))
 
 
 def sgd(network: nn.Module, settings: Any) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ from spherical_loss import Loss, SphericalLoss
 from spherical_loss.experiments.data.corpora import TextSet
 from spherical_loss.experiments.data.simlex import agreement
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.models.image_networks import activation
+from spherical_loss.experiments.models.network import Network, activation
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
 from spherical_loss.experiments.training.metrics import reported
 from spherical_loss.experiments.training.settings import LanguageSettings
@@ -34,7 +34,7 @@ BATCH = 500  # examples that are evaluated at once
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows anew for each time
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Network):
     """Embeddings of the context, side by side, hidden layers, and a head.
 
     The gradient of the embeddings is sparse: a step touches the words of the batch only, whatever the vocabulary. With the
@@ -63,7 +63,6 @@ class LanguageModel(nn.Module):
         return self.head.logits(self.hidden(x))
 
     def objective(self, x: Tensor, target: Tensor, loss: Loss) -> Tensor:
-        """What is minimized: the mean loss of a batch."""
         hidden = self.hidden(x)
         if isinstance(loss, SphericalLoss):
             return loss(self.head(hidden, target))

@@ -24,9 +24,10 @@ from spherical_loss.experiments.results.tables import (
 from spherical_loss.experiments.running.progress import make_reporter
 from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import LanguageSettings, Run, Settings, check, check_loss, heads_of, resolved
-from spherical_loss.experiments.training.tasks import TASKS, open_values
+from spherical_loss.experiments.training.tasks import open_values
 
 Finished = list[tuple[Run, dict[str, Any]]]
 
@@ -36,7 +37,7 @@ def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Setti
     check(settings)
     for loss in losses:
         check_loss(loss, settings)
-    settings = TASKS[task].prepare(settings, quiet)
+    settings = RECIPES[task].prepare(settings, quiet)
     filled = {loss: resolved(settings, loss, open_values(task, loss, settings)) for loss in losses}
     return [Run(task, loss, seed, each) for seed in seeds for loss in losses for each in each_head(filled[loss], loss)]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spherical_loss import Loss, SquaredErrorLoss
-from spherical_loss.experiments.models.image_networks import Network
+from spherical_loss.experiments.models.network import Network
 
 BATCH = 500
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 
 from spherical_loss.experiments.errors import UserError
@@ -196,6 +195,10 @@ def check_language(settings: LanguageSettings) -> None:
 
 
 def check_device(name: str) -> None:
+    if name == "cpu":
+        return
+    import torch  # not before there is a device to ask for: an error in the command line need not wait for it
+
     try:
         torch.zeros(1, device=name).item()  # which the device meta cannot
     except (RuntimeError, AssertionError) as error:

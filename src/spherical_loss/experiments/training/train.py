@@ -12,18 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.models.image_networks import Network
 from spherical_loss.experiments.models.loss_names import make_loss
+from spherical_loss.experiments.models.network import Network
 from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.training.distributed import Objective, device_of, objective_of, on_first, part_of, rank, summed
 from spherical_loss.experiments.training.load import Load, alone
 from spherical_loss.experiments.training.metrics import reported
+from spherical_loss.experiments.training.recipes import RECIPES, Examples
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, Settings
-from spherical_loss.experiments.training.tasks import TASKS
 from spherical_loss.experiments.training.tensorboard import event_writer, write_events
 
 DEFAULT_THREADS = torch.get_num_threads()
@@ -92,18 +90,17 @@ def train_in(
     """
     on_first(folder.create)
     run = folder.run
-    task, settings = TASKS[run.task], run.settings
+    recipe, settings = RECIPES[run.task], run.settings
     device = device_of(settings.device)
     if device.type == "cuda":  # same seed, same numbers; on the CPU this is so already
         torch.backends.cudnn.deterministic = True
     torch.set_num_threads(settings.threads or DEFAULT_THREADS)
     torch.manual_seed(run.seed)
-    splits = task.load(settings, run.seed)
+    splits = recipe.load(settings, run.seed)
     train_set, valid_set, test_set = (part.to(device) for part in splits)
     loss = make_loss(run.loss, run.loss_options).to(device)
-    network = task.network(settings, train_set, loss).to(device)
-    network.to(memory_format=torch.channels_last)
-    optimizer = task.optimizer(network, settings)
+    network = recipe.network(settings, train_set, loss).to(device)
+    optimizer = recipe.optimizer(network, settings)
 
     progress = Progress()
     if (state := on_first(folder.load_checkpoint)) is not None:
@@ -113,8 +110,8 @@ def train_in(
     saved, saved_epoch = time.monotonic(), progress.epoch
     reporter.started(run, progress.epoch)
     try:
-        if task.start and progress.start is None:
-            progress.start = on_first(lambda: task.evaluate(network, loss, valid_set))
+        if recipe.start and progress.start is None:
+            progress.start = on_first(lambda: recipe.evaluate(network, loss, valid_set))
         while not progress.finished(settings):
             if until is not None and progress.epoch >= until:
                 if progress.epoch > saved_epoch:
@@ -123,7 +120,7 @@ def train_in(
             began, load = time.perf_counter(), Load()
             train_loss = train_epoch(network, objective, optimizer, train_set, run, progress.epoch, reporter)
             trained = time.perf_counter()
-            valid = on_first(lambda: task.evaluate(network, loss, valid_set))
+            valid = on_first(lambda: recipe.evaluate(network, loss, valid_set))
             record = {
                 "epoch": progress.epoch + 1,
                 "lr": optimizer.param_groups[0]["lr"],
@@ -144,7 +141,7 @@ def train_in(
                 saved, saved_epoch = time.monotonic(), progress.epoch
         network.load_state_dict(progress.best_weights)
         sizes = {"train": len(train_set), "valid": len(valid_set), "test": len(test_set), "D": train_set.D}
-        result = on_first(lambda: finished_result(progress, sizes, task.evaluate(network, loss, test_set)))
+        result = on_first(lambda: finished_result(progress, sizes, recipe.evaluate(network, loss, test_set)))
         on_first(lambda: folder.finish(result, progress.best_weights))
     except (DivergedError, FloatingPointError) as why:  # the factored head's step finds out by itself
         result = {"status": "diverged", "epoch": progress.epoch + 1, "reason": str(why)}
@@ -160,7 +157,7 @@ def train_epoch(
     network: Network,
     objective: Objective,
     optimizer: torch.optim.Optimizer,
-    data: Any,
+    data: Examples,
     run: Run,
     epoch: int,
     reporter: Reporter,
@@ -170,7 +167,7 @@ def train_epoch(
     generator = torch.Generator().manual_seed(run.seed * 1_000_003 + epoch)
     order = data.order(epoch, generator)
     device = next(network.parameters()).device
-    batches = batches_of(order, run.settings.batch_size, network)
+    batches = batches_of(order, run.settings.batch_size, network.smallest_batch)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for step, rows in enumerate(batches):
         x, target = data.batch(rows.to(device), generator)
@@ -188,14 +185,11 @@ def train_epoch(
     return float(summed(total)) / len(order)
 
 
-def batches_of(order: Tensor, size: int, network: nn.Module) -> list[Tensor]:
-    """The rows of each step. A last batch of one, of which batch normalization makes nothing, joins the one before it."""
+def batches_of(order: Tensor, size: int, smallest: int) -> list[Tensor]:
+    """The rows of each step. A last batch of fewer than ``smallest`` joins the one before it."""
     batches = list(order.split(size))
-    if any(isinstance(module, _BatchNorm) for module in network.modules()):
-        if size == 1:
-            raise UserError("--batch-size is 1, but this network has batch normalization, which needs two examples at least")
-        if len(batches) > 1 and len(batches[-1]) == 1:
-            batches[-2:] = [torch.cat(batches[-2:])]
+    if len(batches) > 1 and len(batches[-1]) < smallest:
+        batches[-2:] = [torch.cat(batches[-2:])]
     return batches
 
 

@@ -34,6 +34,7 @@ from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.running.progress import make_reporter
 from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.settings import Run, Settings, check, check_loss, resolved
 from spherical_loss.experiments.training.tasks import TASKS, Task, open_values
 from spherical_loss.experiments.tuning.tuned import store_tuned
@@ -58,7 +59,7 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     task, loss, settings, runs = TASKS[name], options.loss, options.settings, options.runs
     check(settings)
     check_loss(loss, settings)
-    settings = task.prepare(settings, options.quiet)
+    settings = RECIPES[name].prepare(settings, options.quiet)
     options = dataclasses.replace(options, settings=settings)  # with the checksum of a text: a study is about one
     criterion = judged_by(loss, settings.monitor)
 
