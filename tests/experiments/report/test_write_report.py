@@ -21,7 +21,7 @@ from spherical_loss.experiments.report import write_report as report
 from spherical_loss.experiments.report.page import from_markdown
 from spherical_loss.experiments.report.pictures import learning_curves, tuning_picture
 from spherical_loss.experiments.results.paper import TABLES
-from spherical_loss.experiments.results.selection import differences, group_of, table_groups
+from spherical_loss.experiments.results.selection import differences, group_of, table_group, table_groups
 from spherical_loss.experiments.results.store import StoredRun, run_of
 from tests.experiments.results.stores import diverged_line, full_store, image_line, study, text_line, with_pruned
 
@@ -58,7 +58,7 @@ BETTER, WORSE = (0.010, 0.011, 0.012), (0.020, 0.022, 0.021)
 )
 def test_verdicts(taylor: tuple[float, ...], softmax: tuple[float, ...], expected: list[str]) -> None:
     rows = report.claim_rows(runs_of(*errors("taylor", *taylor), *errors("softmax", *softmax)), {})
-    assert claim(rows, "Taylor beats softmax in error on MNIST")[1:] == ["1", *expected]
+    assert claim(rows, "Taylor beats softmax in error on MNIST")[1:] == ["1", *expected, "3"]  # epochs
 
 
 def test_without_runs_every_claim_is_undecided_and_says_why() -> None:
@@ -113,8 +113,23 @@ def test_the_table_has_the_runs_closest_to_the_paper() -> None:
     first, other = table_groups("mnist-random-splits", runs_of(*short, *whole))
     assert first.conditions["epochs"] == 200
     assert report.conditions_text(other, first) == "epochs 2"
-    covered, _ = table_groups("mnist-random-splits", runs_of(*short, *errors("softmax", 0.01, epochs=200)))
-    assert covered.conditions["epochs"] == 2  # a single loss is no table
+
+
+def test_every_loss_has_its_longest_runs_and_a_claim_those_of_both() -> None:
+    short = [*errors("softmax", *WORSE, epochs=2), *errors("taylor", *BETTER, epochs=2), *errors("mse", 0.5, epochs=2)]
+    longer = [*errors("softmax", 0.008, 0.009, epochs=9), *errors("taylor", 0.007, epochs=9)]
+    runs = runs_of(*short, *longer)
+    table = table_group(table_groups("mnist-random-splits", runs))
+    shown = [(run.loss, run.seed, run.settings["epochs"]) for run in table.runs]
+    assert shown == [("mse", 0, 2), ("softmax", 0, 9), ("softmax", 1, 9), ("taylor", 0, 9)]
+    body = report.table_section("mnist-random-splits", runs, {}).body
+    assert body.count("1 of 100 runs; at most 2 epochs instead of 200") == 2  # mse: in the table, and below with the others
+    assert body.count("2 of 100 runs; at most 9 epochs instead of 200") == 1
+    row = claim(report.claim_rows(runs, {}), "Taylor beats softmax in error on MNIST")
+    assert row[2:4] == ["confirmed", "1 %"]  # a single pair of the longer ones decides nothing
+    assert row[-1] == "2"
+    pairs = runs_of(*short, *longer, image_line("taylor", 1, 0.007, epochs=9))
+    assert claim(report.claim_rows(pairs, {}), "Taylor beats softmax in error on MNIST")[-2:] == ["2", "9"]
 
 
 def test_the_table_has_the_longest_runs() -> None:
@@ -349,14 +364,16 @@ def test_an_empty_store_is_a_clear_message(tmp_path: Path, capsys: pytest.Captur
 def test_the_readme_gets_the_summary(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
-    text = report.summary(runs_of(*errors("softmax", *BETTER)), {"cifar100": "data not at hand"})
+    runs = runs_of(*errors("softmax", *UNSURE), *errors("taylor", 0.008, 0.013, 0.0105))
+    text = report.summary(runs, {"cifar100": "data not at hand"})
     replace_marked(readme, "results", text)
     written = readme.read_text()
     assert written.startswith("before\n<!-- results -->\n**")
     assert written.endswith("<!-- end results -->\nafter\n")
     assert "old" not in written
-    assert "| 1 `mnist-random-splits` | Log softmax | error % | 1.1 (0.1) | 0.812 (0.104) | 3 of 100 runs; " in written
-    assert "| 4 `cifar100` | - | error % | - | - | data not at hand |" in written
-    assert "| 5 `ptb` | - | perplexity | - | - | no runs yet |" in written
+    order = "Taylor before softmax: undecided (p = 0.311, n = 3)"
+    assert f"| 1 `mnist-random-splits` | error % | 1.1 (0.812) | 1.05 (0.785) | - (0.828) | {order} |" in written
+    assert "| 4 `cifar100` | error % | - (32.4) | - (33.1) | - (33.1) | data not at hand |" in written
+    assert "| 5 `ptb` | perplexity | - (126.7) | - (147.2) | - (149.2) | no runs yet |" in written
     with pytest.raises(UserError, match="once, but has them 0 times"):
         replace_marked(readme, "others", text)

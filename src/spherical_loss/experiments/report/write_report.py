@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.atomic import write_atomically
@@ -12,22 +14,33 @@ from spherical_loss.experiments.files.marks import replace_marked
 from spherical_loss.experiments.report import page, questions
 from spherical_loss.experiments.report.page import Section, details, paragraph, pictures
 from spherical_loss.experiments.report.pictures import error_bars, learning_curves, time_curves, tuning_picture
-from spherical_loss.experiments.results.paper import TABLES, Table
-from spherical_loss.experiments.results.selection import Group, counterpart, group_of, grouped, scaled_down, table_groups
+from spherical_loss.experiments.results.paper import TABLES, Claim, Row, Table
+from spherical_loss.experiments.results.selection import (
+    Group,
+    counterpart,
+    group_of,
+    grouped,
+    scaled_down,
+    table_group,
+    table_groups,
+)
 from spherical_loss.experiments.results.store import StoredRun, Study, read_missing, read_runs, read_studies
 from spherical_loss.experiments.results.tables import (
     BESIDE,
     CLAIM_HEADINGS,
     COLUMNS,
     Cells,
+    Column,
     Results,
     by_seed,
     claim_row,
+    compared_runs,
     figure_text,
     label_text,
     loss_of,
     markdown_table,
     mean_text,
+    of_loss,
     result_cells,
     undecided_row,
 )
@@ -42,6 +55,8 @@ RULE = (
 )
 
 
+SUMMARIZED = ("softmax", "taylor", "spherical")
+"""The losses of the README's summary."""
 STUDY_HEADINGS = ["task", "loss function", "trials", "given up", "diverged", "best values", "validation", "judged by", "epochs"]
 TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "given up after"]
 
@@ -98,10 +113,12 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
     if not groups:
         headings, rows = missing_cells(table, missing.get(table.task, "no runs yet"))
         return Section(name, title, page.table(title, headings, rows))
-    group, *others = groups
-    metric = main_metric(table)
-    text = "mean (standard deviation) over runs; the paper's figures stand beside ours."
-    body = [paragraph(f"Ours: {text}"), page.table(title, *table_cells(group, table))]
+    group, metric = table_group(groups), main_metric(table)
+    text = (
+        "Ours: mean (standard deviation) over runs, of every loss those that were trained for the longest; the paper's figures "
+        "stand beside them, and what was scaled down in the same row."
+    )
+    body = [paragraph(text), page.table(title, *table_cells(group, table))]
     if group.left_out:
         body.append(paragraph(left_out_text(group)))
     timed = ["error"] if metric == "error" else ["perplexity", "top10"]
@@ -110,10 +127,11 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
             error_bars(title, group, table, metric), learning_curves(title, group, metric), time_curves(title, group, timed)
         )
     )
-    for other in others:
-        body.append(
-            details(f"Other runs of this table: {conditions_text(other, group)}", page.table(title, *table_cells(other, table)))
-        )
+    shown = {run.name for run in group.runs}
+    for other in groups:
+        if any(run.name not in shown for run in other.runs):
+            cells = table_cells(other, table, absent=False)
+            body.append(details(f"Other runs of this table: {conditions_text(other, group)}", page.table(title, *cells)))
     return Section(name, title, "\n".join(body))
 
 
@@ -121,13 +139,13 @@ def main_metric(table: Table) -> str:
     return "error" if any(row.error is not None for row in table.rows.values()) else "perplexity"
 
 
-def table_cells(group: Group, table: Table) -> Cells:
-    """Our results beside the paper's, what was scaled down, and rows for the paper's losses that have no runs."""
+def table_cells(group: Group, table: Table, absent: bool = True) -> Cells:
+    """Our results beside the paper's, what was scaled down, and (``absent``) rows for the paper's losses that have no runs."""
     results: Results = group.results
     run = {loss_of(label) for label in results}
-    absent = [loss for loss in table.losses if loss not in run]
-    headings, rows = result_cells({**results, **{loss: {} for loss in absent}}, table)
-    notes = [scaled_down(group, label, table) for label in results] + ["no runs yet"] * len(absent)
+    without = [loss for loss in table.losses if absent and loss not in run]
+    headings, rows = result_cells({**results, **{loss: {} for loss in without}}, table)
+    notes = [scaled_down(group, label, table) for label in results] + ["no runs yet"] * len(without)
     return main_first(headings, rows, main_metric(table), "scaled down", notes)
 
 
@@ -170,20 +188,36 @@ def conditions_text(other: Group, group: Group) -> str:
 
 
 def claim_rows(runs: Sequence[StoredRun], missing: dict[str, str]) -> list[list[str]]:
-    """A row per claim of the paper: the number of its table, and what :func:`comparison_row` gives."""
+    """A row per claim of the paper: the number of its table, what :func:`comparison_row` gives, and the epochs of the runs."""
     found = []
     for name, table in TABLES.items():
-        group = next(iter(table_groups(name, runs)), None)
         for claim in table.claims:
-            if group is None:
-                row = undecided_row(claim.text, why=missing.get(table.task, "no runs yet"))
-            else:
-                elsewhere = counterpart(group, table, claim.elsewhere, runs) if claim.elsewhere else None
-                row = claim_row(claim, group.results, elsewhere)
-            found.append([row[0], str(table.number), *row[1:]])
-    bounds = questions.bound_group(runs)
-    found += [[row[0], "text", *row[1:]] for row in questions.bounds_claims(bounds)[1]] if bounds else []
+            untested = undecided_row(claim.text, why=missing.get(table.task, "no runs yet")), "-"
+            row, epochs = tested(claim, name, runs) or untested
+            found.append([row[0], str(table.number), *row[1:], epochs])
+    if (bounds := questions.bound_group(runs)) is not None:
+        found += [[row[0], "text", *row[1:], epochs_text(bounds.runs)] for row in questions.bounds_claims(bounds)[1]]
     return found
+
+
+def tested(claim: Claim, name: str, runs: Sequence[StoredRun]) -> tuple[list[str], str] | None:
+    """The claim on the runs, of those under the same conditions, that were trained for the longest and of which there are two
+    pairs, or else one; None without any runs of the table."""
+    candidates = []
+    for group in table_groups(name, runs):
+        elsewhere = counterpart(group, TABLES[name], claim.elsewhere, runs) if claim.elsewhere else None
+        candidates.append((group, elsewhere, min(2, compared_runs(claim, group.results, elsewhere))))
+    if not candidates:
+        return None
+    group, elsewhere, count = max(candidates, key=lambda candidate: candidate[2])  # the first of them: the longest
+    mine = [run for run in group.runs if run.loss in (claim.better, claim.worse)]
+    return claim_row(claim, group.results, elsewhere), epochs_text(mine) if count else "-"
+
+
+def epochs_text(runs: Sequence[StoredRun]) -> str:
+    """How many epochs the runs were trained for, such as ``4`` or ``12 to 31``."""
+    epochs = sorted({run.result["epochs"] for run in runs if run.finished})
+    return "-" if not epochs else str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
 
 
 def verdict_counts(rows: Sequence[Sequence[str]]) -> str:
@@ -193,7 +227,7 @@ def verdict_counts(rows: Sequence[Sequence[str]]) -> str:
 
 def claims_section(runs: Sequence[StoredRun], missing: dict[str, str]) -> Section:
     rows = claim_rows(runs, missing)
-    headings = [CLAIM_HEADINGS[0], "table", *CLAIM_HEADINGS[1:]]
+    headings = [CLAIM_HEADINGS[0], "table", *CLAIM_HEADINGS[1:], "epochs"]
     body = [
         paragraph(f"{verdict_counts(rows)}."),
         paragraph(RULE),
@@ -355,20 +389,33 @@ def environment_section(runs: Sequence[StoredRun]) -> Section:
 
 
 def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
-    """The main figure of every loss that was run, ours beside the paper's, as Markdown; a row for each table without runs."""
+    """Softmax, Taylor and spherical softmax in every table of the paper, ours and the paper's figure, and whether the paper's
+    order of the first two is confirmed, as Markdown."""
     rows = []
     for name, table in TABLES.items():
-        what = f"{table.number} `{name}`"  # what to give to reproduce
         column = next(column for column in COLUMNS if column.metric == main_metric(table))
-        group = next(iter(table_groups(name, runs)), None)
-        if group is None:
-            rows.append([what, "-", column.heading, "-", "-", missing.get(table.task, "no runs yet")])
-            continue
-        for label, results in group.results.items():
-            ours = mean_text(list(by_seed(results, column.metric).values()), column)
-            row = table.rows.get(loss_of(label))
-            paper = figure_text(getattr(row, column.metric) if row else None, column)
-            rows.append([what, label_text(label), column.heading, ours, paper, scaled_down(group, label, table)])
-    headings = ["table", "loss function", "metric", "ours", "paper", "scaled down"]
+        groups = table_groups(name, runs)
+        results = table_group(groups).results if groups else {}
+        claim = next(c for c in table.claims if {c.better, c.worse} == {"softmax", "taylor"} and c.metric == column.metric)
+        order = f"{claim.better} before {claim.worse}: ".replace("taylor", "Taylor")
+        cells = [beside(of_loss(results, loss), table.rows.get(loss), column) for loss in SUMMARIZED]
+        verdict = order + tested_text(claim, name, runs) if groups else missing.get(table.task, "no runs yet")
+        rows.append([f"{table.number} `{name}`", column.heading, *cells, verdict])
+    headings = ["table", "ours (the paper's)", *(label_text(loss) for loss in SUMMARIZED), "the paper's order, here"]
     counts = f"{verdict_counts(claim_rows(runs, missing))}."
-    return f"{markdown_table('The tables of the paper, mean (standard deviation) over runs', headings, rows)}\n{counts}"
+    return f"{markdown_table('The tables of the paper', headings, rows)}\n{counts}"
+
+
+def beside(results: dict[int, dict[str, Any]], row: Row | None, column: Column) -> str:
+    """Our figure, and the paper's in brackets."""
+    values = list(by_seed(results, column.metric).values())
+    figure = getattr(row, column.metric) if row else None
+    paper = figure_text(None if figure is None else figure._replace(deviation=None), column)
+    ours = mean_text([statistics.fmean(values)] if values else [], column)
+    return "-" if (ours, paper) == ("-", "-") else f"{ours} ({paper})"
+
+
+def tested_text(claim: Claim, name: str, runs: Sequence[StoredRun]) -> str:
+    """A verdict, with its p value if there is one."""
+    row, _ = tested(claim, name, runs) or ([], "")
+    return f"{row[1]} (p = {row[4]}, n = {row[6]})" if row[4] != "-" else row[1]

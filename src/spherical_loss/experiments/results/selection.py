@@ -40,7 +40,8 @@ COMPARED = {
 
 @dataclass(frozen=True)
 class Group:
-    """Runs under the same conditions. Of each label the runs differ by the seed alone."""
+    """Runs under the same conditions (:func:`group_of`), or what a table shows, where every loss has its own
+    (:func:`table_group`). Of each label the runs differ by the seed alone."""
 
     runs: list[StoredRun]
     left_out: list[StoredRun]
@@ -91,9 +92,14 @@ def group_of(runs: Sequence[StoredRun]) -> Group:
         best = min(variants, key=lambda key: (-finished(variants[key]), validation(variants[key]), key))
         chosen += variants.pop(best)
         left_out += [run for others in variants.values() for run in others]
+    return ordered(chosen, left_out)
+
+
+def ordered(runs: Sequence[StoredRun], left_out: list[StoredRun]) -> Group:
+    """The runs in the order of the task's losses."""
     losses = list(TASKS[runs[0].task].losses) if runs[0].task in TASKS else []
     place = {loss: i for i, loss in enumerate(losses)}
-    return Group(sorted(chosen, key=lambda run: (place.get(run.loss, len(place)), run.label, run.seed)), left_out)
+    return Group(sorted(runs, key=lambda run: (place.get(run.loss, len(place)), run.label, run.seed)), left_out)
 
 
 def finished(runs: Sequence[StoredRun]) -> int:
@@ -109,19 +115,39 @@ def validation(runs: Sequence[StoredRun]) -> float:
     return sum(values) / len(values) if values else float("inf")
 
 
+def trained(run: StoredRun) -> float:
+    """How long a run was trained: in epochs; of an online pass, in words."""
+    if not run.finished:
+        return 0.0
+    return float(run.data.get("train", 0)) if run.settings.get("online") else float(run.result["epochs"])
+
+
 def table_groups(name: str, runs: Sequence[StoredRun]) -> list[Group]:
-    """The runs that belong to a table of the paper, the ones for it first: those of most of its losses, under the conditions
-    that differ least from the paper's, of those the ones that were trained for the longest, and of those the most."""
+    """The runs that belong to a table of the paper, by their conditions: first those that were trained for the longest, of
+    those the ones that differ least from the paper's, of those the ones of most of its losses, and of those the most."""
     table = TABLES[name]
     mine = [run for run in runs if table_of(run.task, SimpleNamespace(**run.settings)) is table]
     groups = [group_of(part) for part in grouped(mine)]
 
-    def rank(group: Group) -> tuple[int, int, int, int]:
+    def rank(group: Group) -> tuple[float, int, int, int]:
         covered = {run.loss for run in group.runs if run.finished} & set(table.losses)
         different = max(len(differences(run, table)) for run in group.runs)
-        return -len(covered), different, -group.conditions["epochs"], -finished(group.runs)
+        return -max(trained(run) for run in group.runs), different, -len(covered), -finished(group.runs)
 
     return sorted(groups, key=rank)
+
+
+def table_group(groups: Sequence[Group]) -> Group:
+    """What a table shows: of every loss the runs of the first of the groups in which one is finished."""
+    chosen: dict[str, Group] = {}
+    for group in groups:
+        for loss in {run.loss for run in group.runs if run.finished}:
+            chosen.setdefault(loss, group)
+    for group in groups:  # losses of which all runs diverged
+        for run in group.runs:
+            chosen.setdefault(run.loss, group)
+    parts = [[run for run in runs if chosen[run.loss] is group] for group in groups for runs in (group.runs, group.left_out)]
+    return ordered([run for part in parts[::2] for run in part], [run for part in parts[1::2] for run in part])
 
 
 def counterpart(group: Group, table: Table, other: str, runs: Sequence[StoredRun]) -> Results:

@@ -183,12 +183,23 @@ def result_cells(results: Results, paper: Table | None) -> Cells:
     return headings, rows
 
 
+def sides(claim: Claim, results: Results, elsewhere: Results | None) -> tuple[dict[int, float], dict[int, float]]:
+    """What the claim compares, by seed: the better ones and the worse ones, which may be ``elsewhere``."""
+    others = results if claim.elsewhere is None else elsewhere or {}
+    return by_seed(of_loss(results, claim.better), claim.metric), by_seed(of_loss(others, claim.worse), claim.metric)
+
+
+def compared_runs(claim: Claim, results: Results, elsewhere: Results | None) -> int:
+    """How many runs of each side the claim has: pairs of the same seed, within one table."""
+    better, worse = sides(claim, results, elsewhere)
+    return len(better.keys() & worse.keys()) if claim.elsewhere is None else min(len(better), len(worse))
+
+
 def claim_row(claim: Claim, results: Results, elsewhere: Results | None = None) -> list[str]:
     """The claim on our runs; ``elsewhere`` are those of another table, where the claim compares with it."""
-    better = by_seed(of_loss(results, claim.better), claim.metric)
+    better, worse = sides(claim, results, elsewhere)
     if claim.elsewhere is None:
-        return paired_row(claim.text, better, by_seed(of_loss(results, claim.worse), claim.metric), claim.metric)
-    worse = by_seed(of_loss(elsewhere or {}, claim.worse), claim.metric)
+        return paired_row(claim.text, better, worse, claim.metric)
     found = unpaired(list(better.values()), list(worse.values()))
     return undecided_row(claim.text) if found is None else comparison_row(claim.text, found, claim.metric)
 
