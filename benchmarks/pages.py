@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks import crossover
+from benchmarks import capacity, crossover
 from benchmarks.language import PART_NAMES
 from benchmarks.steps import Row
 from benchmarks.timing import RESULTS, readable, with_spread
@@ -25,16 +25,21 @@ def code(name: str) -> str:
 
 def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     """What stands between the marks, by the page (in docs/) and the name of the marks."""
-    crossings: list[Row] = json.loads((RESULTS / "crossover.json").read_text())
+    crossings: list[Row] = stored("crossover")
     parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "quality": quality}
     return {
         **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
+        ("how/many-classes.md", "capacity"): markdown(capacity.HEADER, capacity.table(stored("capacity"))),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
         ("limits.md", "refactoring"): refactoring(measured),
         ("limits.md", "small"): small(measured["losses"]),
     }
+
+
+def stored(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def crossovers(crossings: list[Row]) -> str:

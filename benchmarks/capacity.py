@@ -1,0 +1,42 @@
+"""The best perplexity that a hidden size allows, for the words of Penn Treebank and of the IMDB reviews.
+
+``python -m benchmarks.capacity`` counts the words; ``python -m benchmarks.publish`` writes the table into the documentation.
+Needs the data of the tasks ``ptb`` and ``imdb``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks.timing import RESULTS, show
+from spherical_loss.capacity import best_perplexity
+from spherical_loss.experiments.data.corpora import imdb, load, ptb
+from spherical_loss.experiments.training.settings import LanguageSettings
+
+SIZES = (64, 128, 300, 1_000, 3_000)
+HEADER = ["text", "words", *(f"d = {d:,}" for d in SIZES)]
+
+
+def measured() -> list[dict[str, Any]]:
+    full = LanguageSettings(vocabulary="full", min_count=1, tokens="words")
+    texts = {"Penn Treebank": load(ptb, LanguageSettings()), "IMDB reviews": load(imdb, full)}
+    rows = []
+    for name, splits in texts.items():
+        counts = splits.train.frequencies
+        rows.append({"text": name, "words": len(counts), "perplexity": {str(d): best_perplexity(counts, d) for d in SIZES}})
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [[row["text"], f"{row['words']:,}", *(f"{row['perplexity'][str(d)]:.2g}" for d in SIZES)] for row in rows]
+
+
+def main() -> None:
+    rows = measured()
+    (RESULTS / "capacity.json").write_text(json.dumps(rows, indent=1) + "\n")
+    show("The best possible perplexity", HEADER, table(rows))
+
+
+if __name__ == "__main__":
+    main()
