@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,37 @@ def load(path: Path, sha256: str | None = None, mmap: bool = False) -> Any:
         return torch.load(path, weights_only=True, mmap=mmap, map_location="cpu" if mmap else None)
     except Exception as error:  # torch raises many kinds
         raise DamagedFileError(f"{path} is none of ours: torch cannot read it without executing it") from error
+
+
+def save_json(content: dict[str, Any], path: Path) -> None:
+    """``content`` as JSON, with a key more: ``sha256``, the checksum of the others."""
+    with replacing(path) as file:
+        file.write(json.dumps({**content, "sha256": _checksum(content)}).encode())
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """What :func:`save_json` wrote, if it is still that."""
+    try:
+        content = json.loads(path.read_bytes())
+        written = content.pop("sha256")
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+    if (found := _checksum(content)) != written:
+        raise DamagedFileError(f"{path} is damaged: its checksum is {found[:12]}, but should be {written!s:.12}")
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Of all bytes of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _checksums(path: Path) -> tuple[str, str]:

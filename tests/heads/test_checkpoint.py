@@ -17,7 +17,7 @@ from spherical_loss.files import DamagedFileError
 from spherical_loss.heads import checkpoint
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 
-from ..damage import Executed, flip_bit
+from ..support.damage import Executed, flip_bit
 
 d, D = 5, 30
 

@@ -17,7 +17,6 @@ before. Every byte is checked when it is read, and nothing that was read is exec
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spherical_loss.files import DamagedFileError, load, replacing, save
+from spherical_loss.files import DamagedFileError, load, load_json, save, save_json
 from spherical_loss.heads.factored import FactoredHead
 
 MANIFEST = "head.json"
@@ -52,8 +51,7 @@ def save_checkpoint(head: FactoredHead, folder: str | Path) -> None:
             return
         small = _write({"Q": head.Q.base, "w": head.w}, folder, "small")
         manifest = {"layout": head.layout(), "steps": head.steps, "rows": rows, "small": small}
-        with replacing(folder / MANIFEST) as file:
-            file.write(json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=2).encode())
+        save_json(manifest, folder / MANIFEST)
         there = {*folder.glob("rows-*.pt*"), *folder.glob("small-*.pt*")}
         for path in there - {folder / part["file"] for part in (*rows, small)}:
             path.unlink(missing_ok=True)  # of the checkpoint before this one, or of one that was never finished
@@ -119,18 +117,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"there is no checkpoint at {folder} (it has no {MANIFEST}): give the folder of a save_checkpoint"
         )
-    try:
-        manifest = json.loads(path.read_bytes())
-        checksum = manifest.pop("sha256")
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedFileError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    if checksum != _checksum(manifest):
-        raise DamagedFileError(f"{path} is damaged: its checksum is {_checksum(manifest)[:12]}, but should be {checksum[:12]}")
-    return manifest
-
-
-def _checksum(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return load_json(path)
 
 
 def _on_all_ranks(head: FactoredHead, call: Callable[[], Any]) -> list[Any]:

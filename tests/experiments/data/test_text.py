@@ -14,6 +14,7 @@ import pytest
 from spherical_loss.experiments.data import text
 from spherical_loss.experiments.data.text import count_words, read_corpus
 from spherical_loss.experiments.errors import UserError
+from tests.support.damage import flip_bit
 
 
 def corpus_of(path: Path, cache: Path, vocabulary: int | str = "full", tokens: str = "words", min_count: int = 1, **options):
@@ -88,7 +89,7 @@ def test_the_second_time_is_from_the_cache(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("name", "content"), [("words.json", ""), ("words.json", "{}"), ("0.i32", "123"), ("0.i32", "1234")])
-def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, content: str) -> None:
+def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "a.txt", "a b c a b\n")
     first = corpus_of(path, tmp_path / "cache")
     words, numbers = first.words, first.parts[0].tolist()
@@ -96,8 +97,22 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, content: str) 
     (folder / name).write_text(content)
     again = corpus_of(path, tmp_path / "cache")
     assert (again.words, again.parts[0].tolist()) == (words, numbers)
+    assert f"{folder / name} is damaged" in capsys.readouterr().err
     (folder / "0.i32").unlink()
     assert corpus_of(path, tmp_path / "cache").words == words
+
+
+@pytest.mark.parametrize("name", ["words.json", "0.i32"])
+def test_a_flipped_bit_anywhere_in_the_cache_is_named(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "a.txt", "a b c a b\n")
+    first = corpus_of(path, tmp_path / "cache")
+    words, numbers, types = first.words, first.parts[0].tolist(), first.types
+    (folder,) = (tmp_path / "cache").iterdir()
+    for byte in range((folder / name).stat().st_size):
+        flip_bit(folder / name, byte, byte % 8)
+        again = corpus_of(path, tmp_path / "cache")
+        assert f"{folder / name} is damaged" in capsys.readouterr().err
+        assert (again.words, again.parts[0].tolist(), again.types) == (words, numbers, types)
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

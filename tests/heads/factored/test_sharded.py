@@ -20,7 +20,7 @@ from spherical_loss.heads import FactoredHead, FactoredSGD
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 from spherical_loss.heads.factored import sgd as factored_sgd
 
-from ...damage import flip_bit
+from ...support.damage import flip_bit
 from ..reference import random_batch
 
 N, d, D = 24, 6, 41  # 41 rows over 2 ranks: 21 and 20; over 4: 11, 11, 11 and 8

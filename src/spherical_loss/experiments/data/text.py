@@ -33,13 +33,15 @@ import numpy as np
 from tqdm import tqdm
 
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.files.atomic import named, write_atomically
+from spherical_loss.experiments.files.atomic import named
+from spherical_loss.experiments.files.failures import warn
+from spherical_loss.files import DamagedFileError, load_json, save_json, sha256_of
 
 EOS, UNK = "<eos>", "<unk>"
 BLOCK = 2**22  # bytes that are read at once
 MAX_WORD = 2**26  # bytes without a space from which it is no text
 MAX_TYPES = 2**22  # word types that are counted at once: some 500 MB
-FORMAT = 1  # of the cached files; part of their key
+FORMAT = 2  # of the cached files; part of their key
 
 WORDS = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*|[0-9]+(?:[.,][0-9]+)*|\n|\S")
 LETTER = r"(?:[^\W\d_][\u0300-\u036f]*)"  # and the accents after it
@@ -223,7 +225,8 @@ def read_corpus(
     if folder.is_dir():
         try:
             return open_corpus(folder, len(groups))
-        except (ValueError, KeyError, FileNotFoundError):  # damaged, or of an older version
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            warn(f"{error}; encoding the text again")
             shutil.rmtree(folder)
     files = [path for group in groups[:counted] for path in group]
     counts = count_words(files, tokens, quiet)
@@ -234,11 +237,12 @@ def read_corpus(
 
 
 def open_corpus(folder: Path, groups: int) -> Corpus:
-    stored = json.loads((folder / "words.json").read_text())
+    stored = load_json(folder / "words.json")
+    for i, expected in zip(range(groups), stored["checksums"], strict=True):
+        if checksum(folder / f"{i}.i32") != expected:
+            raise DamagedFileError(f"{folder / f'{i}.i32'} is damaged: its checksum should be {expected[:12]}")
     # Copy-on-write, since torch takes no read-only arrays; nothing is copied, for nothing writes.
     parts = [np.memmap(folder / f"{i}.i32", np.int32, "c") for i in range(groups)]
-    if [len(part) for part in parts] != stored["lengths"]:
-        raise ValueError(f"{folder} has other lengths than {stored['lengths']}")
     return Corpus(stored["words"], parts, stored["types"])
 
 
@@ -248,7 +252,6 @@ def write_corpus(
     """Everything into a folder of another name, which is renamed in the end: a killed process leaves no half corpus."""
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     unfinished.mkdir(parents=True)
-    lengths = []
     try:
         with progress_bar("encoding", [path for group in groups for path in group], quiet) as bar:
             for i, group in enumerate(groups):
@@ -260,8 +263,8 @@ def write_corpus(
                             raise UserError(f"{path} is empty: it has no words")
                     file.flush()
                     os.fsync(file.fileno())
-                    lengths.append(file.tell() // 4)
-        write_atomically(unfinished / "words.json", json.dumps({"types": types, "lengths": lengths, "words": words}).encode())
+        sums = [checksum(unfinished / f"{i}.i32") for i in range(len(groups))]
+        save_json({"types": types, "checksums": sums, "words": words}, unfinished / "words.json")
         if not folder.is_dir():  # another process may have been faster
             os.replace(unfinished, folder)
     except OSError as error:
@@ -288,8 +291,4 @@ def checksum(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _checksum(path: Path, size: int, modified: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(BLOCK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return sha256_of(path)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 
 from spherical_loss.experiments.data.folder import VARIABLE, data_folder
+
+
+def warn(text: str) -> None:
+    """Say that something was wrong and has been put right; also where progress is not asked for, and on a worker."""
+    print(f"spherical-loss: {text}", file=sys.stderr, flush=True)
 
 
 def explain(error: OSError) -> str:

@@ -10,12 +10,12 @@
         lock                held by the process that trains the run
 
 Every file but metrics.jsonl is written to a temporary name, synced, and renamed: at any moment it is the old one or the new
-one. metrics.jsonl grows by a line per epoch and is cut back to the checkpoint's epoch when a run goes on.
+one. metrics.jsonl grows by a line per epoch and is cut back to the checkpoint's epoch when a run goes on. The checkpoint has a
+checksum: a damaged one is put aside, and the run starts again.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 from collections.abc import Callable
@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.files.atomic import PARTIAL, named, write_atomically, write_json
+from spherical_loss.experiments.files.atomic import named, write_atomically, write_json
+from spherical_loss.experiments.files.failures import warn
 from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.training.settings import Run
+from spherical_loss.files import PARTIAL, DamagedFileError, load, save
 
 
 def read_json(path: Path) -> Any:
@@ -114,22 +116,32 @@ class RunFolder:
             raise named(error, path) from error
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        write_atomically(self.path / "checkpoint.pt", buffer.getvalue())
+        path = self.path / "checkpoint.pt"
+        try:
+            save(state, path)
+        except OSError as error:
+            raise named(error, path) from error
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The state to go on from, with metrics.jsonl cut back to it; None to start from the beginning."""
         path = self.path / "checkpoint.pt"
         state: dict[str, Any] | None = None
+        history: list[dict[str, Any]] = []
         if path.exists():
             try:
-                state = torch.load(path, weights_only=True)
-            except Exception as error:  # torch raises many kinds for a damaged file
-                raise UserError(f"{path} is damaged: torch cannot load it; delete it to start this run again") from error
-        history = [] if state is None else state["history"]
+                state = load(path)
+                history = state["history"]
+            except (DamagedFileError, KeyError, TypeError) as error:
+                state = None
+                self.put_checkpoint_aside(str(error))
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history).encode())
         return state
+
+    def put_checkpoint_aside(self, why: str) -> None:
+        """It is of no use: the run starts again from the beginning."""
+        path = self.path / "checkpoint.pt"
+        path.replace(aside := path.with_name("damaged-checkpoint.pt"))
+        warn(f"{why}; it is now {aside.name}, and the run starts again")
 
     def finish(self, result: dict[str, Any], weights: dict[str, Tensor] | None) -> None:
         """Write the best weights and the result, and drop the checkpoint, which is of no more use."""

@@ -104,7 +104,12 @@ def train_in(
 
     progress = Progress()
     if (state := on_first(folder.load_checkpoint)) is not None:
-        progress = restore(state, network, optimizer)
+        try:
+            progress = restore(state, network, optimizer)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # of another version, or made up
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            on_first(partial(folder.put_checkpoint_aside, f"{folder.path / 'checkpoint.pt'} does not fit this run ({reason})"))
+            return train_in(folder, reporter, checkpoint_seconds, tensorboard, until)
     objective = objective_of(network, loss, partial(reporter.note, run))
     events = event_writer(folder.path, progress.epoch) if tensorboard and rank() == 0 else None
     saved, saved_epoch = time.monotonic(), progress.epoch
@@ -259,7 +264,19 @@ def checkpoint(progress: Progress, network: nn.Module, optimizer: torch.optim.Op
 
 
 def restore(state: dict[str, Any], network: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Where the run stood; an error of one kind or another if the state does not fit."""
+    if wrong := {*state} ^ {*vars(Progress()), "network", "optimizer", "random_state"}:
+        raise ValueError(f"it has too much or too little: {', '.join(sorted(wrong))}")
+    if state["best_weights"]:
+        network.load_state_dict(state["best_weights"])  # in the end that is too late to fail
     network.load_state_dict(state.pop("network"))
     optimizer.load_state_dict(state.pop("optimizer"))
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != parameter.shape:
+                raise ValueError(f"{name} of the optimizer has the shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
     torch.set_rng_state(state.pop("random_state"))
-    return Progress(**state)
+    progress = Progress(**state)
+    if [record["epoch"] for record in progress.history] != list(range(1, progress.epoch + 1)):
+        raise ValueError(f"its history is not that of {progress.epoch} epochs")
+    return progress
