@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spherical_loss as sl
 from spherical_loss.heads import DenseHead, GramHead, Head
+from tests.support.processes import run_ranks
 
 from .reference import random_batch
 
@@ -93,7 +93,7 @@ def _ddp_worker(rank: int, ranks: int, folder: str) -> None:
 
 
 def test_distributed_data_parallel(tmp_path):
-    mp.spawn(_ddp_worker, (2, str(tmp_path)), nprocs=2)
+    run_ranks(_ddp_worker, 2, str(tmp_path))
     state = torch.load(tmp_path / "model.pt", weights_only=True)
     dense = tied_model(DenseHead)
     optimizer, loss = torch.optim.SGD(dense.parameters(), lr=0.1), sl.TaylorSoftmaxLoss()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,102 +15,96 @@ from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
-from tests.experiments.training.test_train import make_run
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from spherical_loss.experiments.files.locks import locked
-with locked(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.readline()
-"""
-
-TRAIN = """
-import json, sys
-from pathlib import Path
-from spherical_loss.experiments.running.progress import Reporter
-from spherical_loss.experiments.training.settings import ImageSettings, Run
-from spherical_loss.experiments.training.train import train
-
-class Say(Reporter):
-    def started(self, run, epoch): print("started", flush=True)
-    def kept(self, run, result): print("kept", flush=True)
-
-run = json.loads(sys.argv[2])
-train(Run(**{**run, "settings": ImageSettings(**run["settings"])}), Path(sys.argv[1]), Say())
-"""
-
-STORE = """
-import sys
-from pathlib import Path
 from spherical_loss.experiments.tuning.tuned import store_tuned
-for i in range(30):
-    store_tuned("digits", f"{sys.argv[2]}-{i}", {"lr": float(i)}, {}, Path(sys.argv[1]))
-"""
+from tests.experiments.training.test_train import make_run
+from tests.support.processes import context, exit_code, start
 
 
-def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def hold_lock(path: Path, talk: Connection) -> None:
+    with locked(path):
+        talk.send("locked")
+        talk.recv()
 
 
-def hold(path: Path) -> subprocess.Popen[str]:
-    """A process that has the lock until it is killed, or told a line."""
-    holder = start(HOLD, str(path))
-    assert holder.stdout.readline() == "locked\n"
-    return holder
+class Holder:
+    """A process that has the lock until it is killed or released."""
+
+    def __init__(self, path: Path) -> None:
+        self.talk, other = context.Pipe()
+        self.process = start(hold_lock, path, other)
+        assert self.talk.recv() == "locked"
+
+    def kill(self) -> None:
+        self.process.kill()
+        assert exit_code(self.process) == -signal.SIGKILL
+
+    def release(self) -> None:
+        self.talk.send("release")
+        assert exit_code(self.process) == 0
+
+
+def train_and_say(run: Run, root: Path, said: Connection) -> None:
+    class Say(Reporter):
+        def started(self, run: Run, epoch: int) -> None:
+            said.send("started")
+
+        def kept(self, run: Run, result: dict) -> None:
+            said.send("kept")
+
+    train(run, root, Say())
+
+
+def store_thirty(path: Path, name: str) -> None:
+    for i in range(30):
+        store_tuned("digits", f"{name}-{i}", {"lr": float(i)}, {}, path)
 
 
 def test_a_killed_process_gives_its_lock_back(tmp_path: Path) -> None:
-    with hold(tmp_path / "lock") as holder:
-        with pytest.raises(BusyError), locked(tmp_path / "lock", wait=False):
-            pass
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
-        with locked(tmp_path / "lock", wait=False):
-            pass
+    holder = Holder(tmp_path / "lock")
+    with pytest.raises(BusyError), locked(tmp_path / "lock", wait=False):
+        pass
+    holder.kill()
+    with locked(tmp_path / "lock", wait=False):
+        pass
 
 
 def test_a_process_waits_for_its_turn(tmp_path: Path) -> None:
-    with hold(tmp_path / "lock") as holder:
-        told = []
+    holder, told = Holder(tmp_path / "lock"), []
 
-        def waiting() -> None:
-            told.append("waiting")
-            holder.communicate("go on\n")
+    def waiting() -> None:
+        told.append("waiting")
+        holder.release()
 
-        with locked(tmp_path / "lock", waiting=waiting):
-            assert told == ["waiting"]
-        assert holder.returncode == 0
+    with locked(tmp_path / "lock", waiting=waiting):
+        assert told == ["waiting"]
 
 
 def test_a_run_is_trained_by_one_process(tmp_path: Path) -> None:
     run = make_run(epochs=30, patience=30)
-    both = [start(TRAIN, str(tmp_path), json.dumps(run.as_dict())) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0] for process in both]
-    assert sorted(said) == ["kept\n", "started\n"]
-    assert [process.returncode for process in both] == [0, 0]
+    pipes = [context.Pipe() for _ in range(2)]
+    both = [start(train_and_say, run, tmp_path, theirs) for _, theirs in pipes]
+    assert [exit_code(process) for process in both] == [0, 0]
+    assert sorted(mine.recv() for mine, _ in pipes) == ["kept", "started"]
+    assert not any(mine.poll() for mine, _ in pipes)
 
 
 def test_runs_of_another_process_come_last(tmp_path: Path) -> None:
     first, second = make_run(epochs=1), make_run(epochs=1, seed=1)
     RunFolder(tmp_path, first).create()
-    events = []
-    with hold(RunFolder(tmp_path, first).path / "lock") as holder:
-        with pytest.raises(BusyError):
-            train(first, tmp_path, Reporter(), wait=False)
+    events, holder = [], Holder(RunFolder(tmp_path, first).path / "lock")
+    with pytest.raises(BusyError):
+        train(first, tmp_path, Reporter(), wait=False)
 
-        class Say(Reporter):
-            def note(self, run: Run, text: str) -> None:
-                events.append((run.seed, text))
-                if "waiting" in text:
-                    holder.communicate("go on\n")
+    class Say(Reporter):
+        def note(self, run: Run, text: str) -> None:
+            events.append((run.seed, text))
+            if "waiting" in text:
+                holder.release()
 
-            def finished(self, run: Run, result: dict) -> None:
-                events.append((run.seed, "finished"))
+        def finished(self, run: Run, result: dict) -> None:
+            events.append((run.seed, "finished"))
 
-        results = train_all([first, second], tmp_path, Say(), False, None)
+    results = train_all([first, second], tmp_path, Say(), False, None)
     assert set(results) == {first, second}
     back, waits = (
         f"another process is training it; {what}" for what in ("coming back to it at the end", "waiting for its result")
@@ -121,8 +113,6 @@ def test_runs_of_another_process_come_last(tmp_path: Path) -> None:
 
 
 def test_tuned_values_of_two_processes_are_all_kept(tmp_path: Path) -> None:
-    both = [start(STORE, str(tmp_path / "tuned.json"), name) for name in ("a", "b")]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
-    for process in both:
-        process.communicate()
+    both = [start(store_thirty, tmp_path / "tuned.json", name) for name in ("a", "b")]
+    assert [exit_code(process) for process in both] == [0, 0]
     assert len(json.loads((tmp_path / "tuned.json").read_text())["digits"]) == 60

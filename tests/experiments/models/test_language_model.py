@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -32,6 +29,8 @@ from spherical_loss.experiments.training.settings import LanguageSettings, Run, 
 from spherical_loss.experiments.training.tasks import TASKS, open_values
 from spherical_loss.experiments.training.train import train
 from tests.experiments.training.test_train import numbers
+from tests.support.processes import exit_code
+from tests.support.processes import start as start_process
 
 SMALL = {"layers": 1, "width": 16, "embedding": 8, "context": 3, "batch_size": 20, "vocabulary": 42, "epochs": 3, "threads": 1}
 FAMILY = ("spherical", "taylor", "z", "bound")
@@ -282,25 +281,19 @@ def test_words_limits_training(texts: Path) -> None:
     assert len(start(make_run(words=100))[3].train) == 100
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from spherical_loss.experiments.running.progress import Reporter
-from spherical_loss.experiments.training.train import train
-from tests.experiments.models.test_language_model import make_run
-train(make_run(head="factored", epochs=4), Path(sys.argv[1]), Reporter(), checkpoint_seconds=0)
-"""
+def train_with_checkpoints(root: Path) -> None:
+    train(make_run(head="factored", epochs=4), root, Reporter(), checkpoint_seconds=0)
 
 
 def test_a_killed_factored_run_comes_to_the_same_bits(texts: Path, tmp_path: Path) -> None:
     run = make_run(head="factored", epochs=4)
     train(run, tmp_path / "whole", Reporter())
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "killed")])
+    process = start_process(train_with_checkpoints, tmp_path / "killed")
     checkpoint = RunFolder(tmp_path / "killed", run).path / "checkpoint.pt"
-    while not checkpoint.exists() and process.poll() is None:
+    while not checkpoint.exists() and process.is_alive():
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    assert exit_code(process) == -signal.SIGKILL
     assert RunFolder(tmp_path / "killed", run).result() is None
     train(run, tmp_path / "killed", Reporter())
     assert numbers(tmp_path / "killed", run) == numbers(tmp_path / "whole", run)

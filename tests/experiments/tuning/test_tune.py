@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,9 +15,11 @@ from optuna.trial import FixedTrial, TrialState
 from spherical_loss.experiments import cli
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.running import compare
+from spherical_loss.experiments.training import train
 from spherical_loss.experiments.training.settings import LanguageSettings, Settings
 from spherical_loss.experiments.training.tasks import TASKS
 from spherical_loss.experiments.tuning import tune, tuned
+from tests.support.processes import exit_code, start
 
 SMALL = ("--epochs", "1", "--batch-size", "200", "--runs", "1", "--quiet")
 
@@ -195,25 +194,22 @@ def test_a_bad_database_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "nonsense, cannot be used" in capsys.readouterr().err
 
 
+def search_without_end(arguments: list[str]) -> None:
+    tune.HEARTBEAT = 1
+    train.train_epoch = lambda *_: time.sleep(600)
+    cli.main(arguments)
+
+
 def test_a_killed_trial_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """
-import sys, time
-from spherical_loss.experiments import cli
-from spherical_loss.experiments.training import train
-from spherical_loss.experiments.tuning import tune
-tune.HEARTBEAT = 1
-train.train_epoch = lambda *args: time.sleep(600)
-cli.main(sys.argv[1:])
-"""
     arguments = ["tune", "digits", "--loss", "taylor", "--trials", "2", "--out", str(tmp_path / "runs")]
-    process = subprocess.Popen([sys.executable, "-c", program, *arguments, "--store", str(tmp_path / "tuned.json"), *SMALL])
+    process = start(search_without_end, [*arguments, "--store", str(tmp_path / "tuned.json"), *SMALL])
     began = time.monotonic()
     while not list((tmp_path / "runs/digits").glob("taylor-*/metrics.jsonl")):  # the first trial is under way
-        assert process.poll() is None
+        assert process.is_alive()
         assert time.monotonic() - began < 120
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    assert exit_code(process) == -signal.SIGKILL
     monkeypatch.setattr(tune, "HEARTBEAT", 1)
     (running,) = [trial for trial in study(tmp_path, "taylor").trials if trial.state == TrialState.RUNNING]
     time.sleep(3)  # two heartbeats and a little

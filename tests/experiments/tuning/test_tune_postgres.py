@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import optuna
@@ -16,33 +14,28 @@ import pytest
 from optuna.trial import TrialState
 
 from spherical_loss.experiments import cli
+from spherical_loss.experiments.training import train
 from spherical_loss.experiments.training.tasks import TASKS
 from spherical_loss.experiments.tuning import tune
 from tests.experiments.tuning.postgres import postgres_server
+from tests.support.processes import exit_code, start
 
-# Searches as the command line does. In its second trial the process writes a file and waits for another one.
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from spherical_loss.experiments import cli
-from spherical_loss.experiments.training import train
-from spherical_loss.experiments.tuning import tune
 
-inside, gate, *arguments = sys.argv[1:]
-tune.HEARTBEAT = 1
-train_epoch, calls = train.train_epoch, []
+def search_and_wait(inside: Path, gate: Path, arguments: list[str]) -> None:
+    """Searches as the command line does. In its second trial the process writes a file and waits for another one."""
+    tune.HEARTBEAT = 1
+    train_epoch, calls = train.train_epoch, []
 
-def train_epoch_or_wait(*arguments):
-    calls.append(1)
-    if len(calls) == 2:
-        Path(inside).touch()
-        while not Path(gate).exists():
-            time.sleep(0.01)
-    return train_epoch(*arguments)
+    def train_epoch_or_wait(*arguments: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            inside.touch()
+            while not gate.exists():
+                time.sleep(0.01)
+        return train_epoch(*arguments)
 
-train.train_epoch = train_epoch_or_wait
-raise SystemExit(cli.main(arguments))
-"""
+    train.train_epoch = train_epoch_or_wait
+    raise SystemExit(cli.main(arguments))
 
 
 def open_study(folder: Path, address: str) -> optuna.Study:
@@ -50,31 +43,31 @@ def open_study(folder: Path, address: str) -> optuna.Study:
     return tune.open_study("digits", cli.Tune(settings, "taylor", runs=1, out=folder / "runs", storage=address))
 
 
-def start(folder: Path, name: str, address: str) -> subprocess.Popen[bytes]:
+def searching(folder: Path, name: str, address: str) -> BaseProcess:
     arguments = ["tune", "digits", "--loss", "taylor", "--trials", "6", "--runs", "1", "--epochs", "1", "--batch-size", "200"]
     files = ["--storage", address, "--out", str(folder / "runs"), "--store", str(folder / "tuned.json"), "--quiet"]
     inside, gate = folder / f"{name}-inside", folder / f"{name}-gate"
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(inside), str(gate), *arguments, *files])
+    return start(search_and_wait, inside, gate, [*arguments, *files])
 
 
 def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "HEARTBEAT", 1)
     with postgres_server() as address:
-        processes = {name: start(tmp_path, name, address) for name in ("killed", "survivor")}
+        processes = {name: searching(tmp_path, name, address) for name in ("killed", "survivor")}
         began = time.monotonic()
         while not all((tmp_path / f"{name}-inside").exists() for name in processes):
-            assert all(process.poll() is None for process in processes.values())
+            assert all(process.is_alive() for process in processes.values())
             assert time.monotonic() - began < 120
             time.sleep(0.05)
         study = open_study(tmp_path, address)
         states = [trial.state for trial in study.trials]
         assert (states.count(TrialState.COMPLETE), states.count(TrialState.RUNNING)) == (2, 2)
         running = [trial.params for trial in study.trials if trial.state == TrialState.RUNNING]
-        os.kill(processes["killed"].pid, signal.SIGKILL)
-        assert processes["killed"].wait() == -signal.SIGKILL
+        processes["killed"].kill()
+        assert exit_code(processes["killed"]) == -signal.SIGKILL
         time.sleep(3)  # two heartbeats and a little: its trial counts as dead
         (tmp_path / "survivor-gate").touch()
-        assert processes["survivor"].wait(timeout=120) == 0
+        assert exit_code(processes["survivor"]) == 0
         finished = study.get_trials(states=(TrialState.COMPLETE,))
         study._storage.remove_session()
         study._storage._backend.engine.dispose()

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import spherical_loss as sl
 from spherical_loss.files import DamagedFileError
 from spherical_loss.heads import FactoredHead, FactoredSGD
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 from spherical_loss.heads.factored import sgd as factored_sgd
+from tests.support import processes
+from tests.support.processes import run_ranks
 
 from ...support.damage import flip_bit
 from ..reference import random_batch
@@ -84,7 +85,7 @@ def test_equal_to_one_process_and_loadable_by_any_number(ranks, tmp_path, monkey
     monkeypatch.setattr(factored_sgd, "MAX_CONDITION", 20.0)
     monkeypatch.setattr(factored_sgd, "MAX_FRAMES", 5)
     steps = {1: 200, 2: 2000, 4: 300}[ranks]
-    mp.spawn(_train, (ranks, str(tmp_path), steps), nprocs=ranks)
+    run_ranks(_train, ranks, str(tmp_path), steps)
     alone = new_head(None)
     gradients = trained(alone, range(steps))
     parts = [torch.load(tmp_path / f"{ranks}-{rank}.pt", weights_only=True) for rank in range(ranks)]
@@ -104,7 +105,7 @@ def test_equal_to_one_process_and_loadable_by_any_number(ranks, tmp_path, monkey
     others = 3 if ranks == 2 else 2
     damaged = shutil.copytree(tmp_path / f"saved-by-{ranks}", tmp_path / f"saved-by-{ranks}-damaged")
     flip_bit(max(damaged.glob("rows-*"), key=lambda path: int(path.name.split("-")[1])), at=-300)
-    mp.spawn(_reload, (others, str(tmp_path), f"saved-by-{ranks}", steps), nprocs=others)
+    run_ranks(_reload, others, str(tmp_path), f"saved-by-{ranks}", steps)
     trained(alone, range(steps, steps + 20))
     for rank in range(others):
         continued = torch.load(tmp_path / f"continued-{rank}.pt", weights_only=True)
@@ -135,7 +136,7 @@ def _count_bytes(rank: int, ranks: int, folder: str) -> None:
 
 
 def test_a_step_exchanges_nothing_that_grows_with_the_classes(tmp_path):
-    mp.spawn(_count_bytes, (2, str(tmp_path)), nprocs=2)
+    run_ranks(_count_bytes, 2, str(tmp_path))
     small, large = torch.load(tmp_path / "sent.pt", weights_only=True)
     assert small == large > 0
     width = 8  # columns: d, the bias, and one empty
@@ -156,13 +157,8 @@ def _dies(rank: int, ranks: int, folder: str) -> None:
 
 
 def test_a_rank_that_dies_stops_the_others_with_a_message(tmp_path):
-    context = mp.get_context("spawn")
-    processes = [context.Process(target=_dies, args=(rank, 2, str(tmp_path))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    assert [process.exitcode for process in processes] == [0, -signal.SIGKILL]
+    both = [processes.start(_dies, rank, 2, str(tmp_path)) for rank in range(2)]
+    assert [processes.exit_code(process) for process in both] == [0, -signal.SIGKILL]
     seconds, message = (tmp_path / "message").read_text().split(" ", 1)
     assert float(seconds) < 60  # gloo notices at once; a silent network would take the timeout of the group
     assert "rank 0 of 2" in message
