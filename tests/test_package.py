@@ -1,4 +1,4 @@
-"""What goes to PyPI: the wheel as the build backend makes it."""
+"""What goes to PyPI: the wheel as the build backend makes it, its version, and what may import what."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 from hatchling.build import build_wheel
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import spherical_loss
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spherical_loss"
@@ -81,3 +83,20 @@ def test_every_import_is_declared(metadata: Message) -> None:
         assert names <= declared, path
         if path.relative_to(PACKAGE).parts[0] != "experiments" and path.name not in OPTIONAL:
             assert names <= without_extras, path
+
+
+def test_version(metadata: Message) -> None:
+    assert spherical_loss.__version__ == metadata["Version"]
+    with pytest.raises(AttributeError, match="has no attribute 'version'"):
+        _ = spherical_loss.version
+
+
+def test_the_library_does_not_import_the_experiments() -> None:
+    """The command line alone does, and nothing imports that."""
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] in ("experiments", "__main__.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names]
+                assert not any("experiments" in f"{getattr(node, 'module', '')}.{name}" for name in names), path

@@ -195,7 +195,7 @@ def test_grid_search_of_a_pipeline(iris):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "hinge"}, "'hinge' is not known; use an instance of a Loss or one of mse"),
+        ({"loss": "hinge"}, "'hinge' is not known; use an instance of a Loss or one of taylor"),
         ({"head": "wide"}, "'wide' is not known; use one of auto, dense"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"loss": ["taylor"]}, r"\['taylor'\] is not known"),

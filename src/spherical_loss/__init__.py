@@ -4,6 +4,8 @@ Losses: :mod:`spherical_loss.losses` (modules), :mod:`spherical_loss.functional`
 the logits: :mod:`spherical_loss.heads`.
 """
 
+from typing import TYPE_CHECKING
+
 from spherical_loss import functional
 from spherical_loss.base import Loss, SphericalLoss
 from spherical_loss.heads import (
@@ -48,3 +50,15 @@ __all__ = [
     "ZLoss",
     "functional",
 ]
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """``__version__`` of the installed package, read when it is asked for."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version
+
+        return version("spherical-loss")

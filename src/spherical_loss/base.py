@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from spherical_loss._targets import check_shapes, class_dim, explained, num_classes
 from spherical_loss.statistics import Statistics, dense_statistics, statistics_dtype, widened
+
+if TYPE_CHECKING:
+    from typing import Unpack  # Python 3.11
 
 REDUCTIONS = ("none", "mean", "sum")
 NO_TARGET = "logits need a target: loss(logits, target); only Statistics from a head carry their own"
+
+
+class LossOptions(TypedDict, total=False):
+    """The options of every loss, those of ``torch.nn.CrossEntropyLoss``."""
+
+    weight: Tensor | None
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+
+
+class SphericalLossOptions(LossOptions, total=False):
+    """The options of every member of the family."""
+
+    overwrite_logits: bool
 
 
 class Loss(nn.Module, ABC):
@@ -53,6 +72,16 @@ class Loss(nn.Module, ABC):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the loss models class probabilities, so that :meth:`probabilities` and :meth:`log_probabilities` exist."""
+        return type(self).log_probabilities is not Loss.log_probabilities
+
+    @property
+    def has_prior_bias(self) -> bool:
+        """Whether :meth:`prior_bias` exists."""
+        return type(self).prior_bias is not Loss.prior_bias
 
     @abstractmethod
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
@@ -91,29 +120,6 @@ class Loss(nn.Module, ABC):
         given = {name: value for name, value in vars(self).items() if name in defaults and value != defaults[name]}
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
-    def _check(self, o: Tensor, target: Tensor) -> None:
-        """Shapes and dtypes only: values are never looked at, which would wait for the device."""
-        if not o.is_floating_point():
-            raise TypeError(f"logits are {o.dtype}, but must be floating point; convert them with .float()")
-        if o.dim() == 0:
-            raise ValueError("logits are a scalar; expected (D,), (N, D) or (N, D, d1, ...)")
-        D = num_classes(o)
-        if D == 0:
-            raise ValueError(
-                f"logits of shape {tuple(o.shape)} have no classes in dimension {class_dim(o)}; at least one is needed"
-            )
-        if target.dtype == torch.bool or target.is_complex():
-            raise TypeError(f"target is {target.dtype}; use class indices (int64) or class probabilities (floating point)")
-        expected = o.shape if target.is_floating_point() else o.shape[: class_dim(o)] + o.shape[class_dim(o) + 1 :]
-        if target.shape != expected:
-            kind = "class probabilities" if target.is_floating_point() else "class indices"
-            raise ValueError(
-                f"{kind} of shape {tuple(target.shape)} do not fit logits of shape {tuple(o.shape)}: "
-                f"expected {tuple(expected)} (the classes are dimension {class_dim(o)} of the logits)"
-            )
-        if self.weight is not None and self.weight.numel() != D:
-            raise ValueError(f"weight has {self.weight.numel()} entries, but logits of shape {tuple(o.shape)} have {D} classes")
-
 
 class SphericalLoss(Loss):
     """A member of the spherical family: everything follows from one formula of the statistics.
@@ -139,22 +145,18 @@ class SphericalLoss(Loss):
 
     is_likelihood = False
 
-    def __init__(
-        self,
-        *,
-        overwrite_logits: bool = False,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
-        if overwrite_logits and label_smoothing > 0:
+    def __init__(self, *, overwrite_logits: bool = False, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
+        if overwrite_logits and self.label_smoothing > 0:
             raise ValueError(
                 "overwrite_logits=True needs a gradient that follows from s, q and o_c alone, which label_smoothing "
-                f"({label_smoothing}) breaks; use one of the two"
+                f"({self.label_smoothing}) breaks; use one of the two"
             )
         self.overwrite_logits = overwrite_logits
+
+    @property
+    def has_probabilities(self) -> bool:
+        return self.is_likelihood or type(self).log_probabilities is not SphericalLoss.log_probabilities
 
     @abstractmethod
     def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
@@ -169,7 +171,7 @@ class SphericalLoss(Loss):
             return self._of_statistics(input, target)
         if target is None:
             raise TypeError(NO_TARGET)
-        self._check(input, target)
+        check_shapes(input, target, self.weight)
         if target.is_floating_point() or self.label_smoothing > 0:
             return self._of_all_classes(input, target)
         target = target.long()
@@ -270,37 +272,3 @@ def reduced(losses: Tensor, importance: Tensor | None, reduction: str) -> Tensor
     if reduction == "sum":
         return losses.sum()
     return losses.mean() if importance is None else losses.sum() / importance.sum()
-
-
-def class_dim(o: Tensor) -> int:
-    return 0 if o.dim() == 1 else 1
-
-
-def num_classes(o: Tensor) -> int:
-    return o.shape[class_dim(o)]
-
-
-def explained(compute: Callable[[], tuple[Tensor, ...] | Tensor], o: Tensor, target: Tensor, ignore_index: int):  # type: ignore[no-untyped-def]
-    """``compute()``; if it fails on a target out of range, say which one and where. Costs nothing when all is well."""
-    if torch.compiler.is_compiling():
-        return compute()
-    try:
-        return compute()
-    except (IndexError, RuntimeError) as error:
-        if "out of bounds" not in str(error):
-            raise
-        try:
-            message = out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}")
-        except RuntimeError:  # under vmap, values cannot be looked at
-            raise error from None
-        raise IndexError(message) from error
-
-
-def out_of_range(target: Tensor, D: int, ignore_index: int, where: str) -> str:
-    bad = ((target < 0) | (target >= D)) & (target != ignore_index)
-    position = tuple(int(i) for i in bad.nonzero()[0])
-    value = int(target[position])
-    return (
-        f"target {value} at position {position} is out of range for {where}, which have {D} classes: "
-        f"classes are 0 to {D - 1}; mark examples to skip with ignore_index={ignore_index}"
-    )

@@ -10,90 +10,25 @@ ICLR 2016, arXiv 1511.05042.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.base import NO_TARGET, Loss, SphericalLoss, explained
-from spherical_loss.statistics import Statistics, widened
+from spherical_loss.base import SphericalLoss
+from spherical_loss.bound import bound_lambda, tightest_xi
+from spherical_loss.likelihoods import QuadraticLikelihood, SoftmaxLikelihood, float_dtype, normalized
+
+if TYPE_CHECKING:
+    from typing import Unpack  # Python 3.11
+
+    from spherical_loss.base import SphericalLossOptions
 
 DEFAULT_EPS = 0.01  # the order of magnitude of the paper's tuned value (0.0198 on Penn Treebank)
 
 
-class _QuadraticLikelihood(SphericalLoss):
-    """``-log g(o_c) / sum_k g(o_k)`` with ``g(x) = a1 + a2 x + a3 x^2 > 0``, whose sum is ``a1 D + a2 s + a3 q``."""
-
-    is_likelihood = True
-    a1: float
-    a2: float
-    a3: float
-
-    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-        return torch.log(self.a1 * D + self.a2 * s + self.a3 * q) - torch.log(self.numerator(o_c))
-
-    def numerator(self, o: Tensor) -> Tensor:
-        """``g(o)``, as the square and its least value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
-        return self.a3 * (o - self.vertex).square() + self.least
-
-    def log_numerator(self, o: Tensor) -> Tensor:
-        """``log g(o)``, up to a constant, which cancels in the distribution."""
-        if self.a3 != self.least:  # the constant, as large as log(1 / eps), would cost digits
-            return self.numerator(o).log()
-        t = o - self.vertex
-        return torch.log1p(t * t)  # the Taylor softmax, in the fewest calls
-
-    @property
-    def vertex(self) -> float:
-        """Where ``g`` is smallest: classes are ranked by their distance from it, on either side."""
-        return -self.a2 / (2 * self.a3)
-
-    @property
-    def least(self) -> float:
-        """The smallest value of ``g``."""
-        return self.a1 - self.a2**2 / (4 * self.a3)
-
-    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
-        return (o - self.vertex).abs()
-
-    def forward(self, input: Tensor | Statistics, target: Tensor | None = None) -> Tensor:
-        # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
-        # with any option. It takes the fewest calls, which is what counts below some 2^14 logits; above, its N x D
-        # temporaries cost more than the kernel.
-        if isinstance(input, Statistics) or target is None or self.overwrite_logits:
-            return super().forward(input, target)
-        if input.numel() > 2**14 and not target.is_floating_point() and self.label_smoothing == 0:
-            return super().forward(input, target)
-        self._check(input, target)
-        return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
-
-    def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
-        g = self.numerator(o.to(widened(o.dtype)))
-        return (g.log() - g.sum(dim, keepdim=True).log()).to(o.dtype)
-
-    def probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
-        g = self.numerator(o.to(widened(o.dtype)))
-        return (g / g.sum(dim, keepdim=True)).to(o.dtype)
-
-    def prior_bias(self, frequencies: Tensor, Z: float | None = None) -> Tensor:
-        """The bias ``b`` with ``g(b_k) = p_k Z``, on the right-hand side of the vertex.
-
-        ``Z``, the sum of ``g``, is free but must be at least ``least / min(p)``, where the rarest class would sit at the
-        vertex and get no gradient, ever. The default is twice that: the rarest class then starts where ``log g`` is
-        steepest (``b = 0`` for the Taylor softmax, ``b = sqrt(eps)`` for the spherical softmax).
-        """
-        p = normalized(frequencies)
-        smallest = self.least / float(p.min())
-        Z = 2 * smallest if Z is None else Z
-        if not smallest <= Z < math.inf:
-            raise ValueError(f"Z is {Z}, but the rarest class has frequency {float(p.min()):.3g} and needs Z >= {smallest:.6g}")
-        distance = ((p * Z - self.least).clamp_min(0) / self.a3).sqrt()
-        return (distance + self.vertex).to(_float(frequencies))
-
-
-class TaylorSoftmaxLoss(_QuadraticLikelihood):
+class TaylorSoftmaxLoss(QuadraticLikelihood):
     r"""Negative log-likelihood of the Taylor softmax, the second-order expansion of the exponential.
 
     .. math:: L = -\log \frac{1 + o_c + o_c^2 / 2}{\sum_k 1 + o_k + o_k^2 / 2} = \log(D + s + q / 2) - \log(1 + o_c + o_c^2 / 2)
@@ -113,7 +48,7 @@ class TaylorSoftmaxLoss(_QuadraticLikelihood):
     a1, a2, a3 = 1.0, 1.0, 0.5
 
 
-class SphericalSoftmaxLoss(_QuadraticLikelihood):
+class SphericalSoftmaxLoss(QuadraticLikelihood):
     r"""Negative log-likelihood of the spherical softmax.
 
     .. math:: L = -\log \frac{o_c^2 + \epsilon}{\sum_k o_k^2 + \epsilon} = \log(q + D \epsilon) - \log(o_c^2 + \epsilon)
@@ -129,7 +64,7 @@ class SphericalSoftmaxLoss(_QuadraticLikelihood):
 
     a2, a3 = 0.0, 1.0
 
-    def __init__(self, eps: float = DEFAULT_EPS, **options: Any) -> None:
+    def __init__(self, eps: float = DEFAULT_EPS, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
         if not 0 < eps < math.inf:
             raise ValueError(f"eps is {eps}, but must be positive: without it the loss of an output o_c = 0 is infinite")
@@ -139,7 +74,7 @@ class SphericalSoftmaxLoss(_QuadraticLikelihood):
         return _join(f"eps={self.eps:g}", super().extra_repr())
 
 
-class QuadraticSoftmaxLoss(_QuadraticLikelihood):
+class QuadraticSoftmaxLoss(QuadraticLikelihood):
     r"""Negative log-likelihood of any positive quadratic: the general form of the two losses above.
 
     .. math:: L = -\log \frac{a_1 + a_2 o_c + a_3 o_c^2}{a_1 D + a_2 s + a_3 q}, \qquad a_3 > 0, \quad 4 a_1 a_3 > a_2^2
@@ -150,7 +85,7 @@ class QuadraticSoftmaxLoss(_QuadraticLikelihood):
     True
     """
 
-    def __init__(self, a1: float, a2: float, a3: float, **options: Any) -> None:
+    def __init__(self, a1: float, a2: float, a3: float, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
         if not a3 > 0:
             raise ValueError(f"a1 + a2 x + a3 x^2 is not positive everywhere: a3 is {a3}, but must be > 0")
@@ -180,7 +115,7 @@ class SquaredErrorLoss(SphericalLoss):
     tensor(0.3125)
     """
 
-    def __init__(self, target_value: float = 1.0, **options: Any) -> None:
+    def __init__(self, target_value: float = 1.0, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
         if not (math.isfinite(target_value) and target_value != 0):
             raise ValueError(
@@ -197,7 +132,7 @@ class SquaredErrorLoss(SphericalLoss):
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = p * target_value``: the outputs of a squared error estimate the expected target, which is this."""
-        return (normalized(frequencies) * self.target_value).to(_float(frequencies))
+        return (normalized(frequencies) * self.target_value).to(float_dtype(frequencies))
 
     def extra_repr(self) -> str:
         return _join(f"target_value={self.target_value:g}", super().extra_repr())
@@ -220,7 +155,7 @@ class SoftmaxBoundLoss(SphericalLoss):
     '1.0046 <= 1.8231'
     """
 
-    def __init__(self, xi: float | None = None, **options: Any) -> None:
+    def __init__(self, xi: float | None = None, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
         if xi is not None and not math.isfinite(xi):
             raise ValueError(f"xi is {xi}, but must be finite, or None for the tightest xi of each example")
@@ -241,43 +176,10 @@ class SoftmaxBoundLoss(SphericalLoss):
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = log p``, as for the softmax that is bounded."""
-        return normalized(frequencies).log().to(_float(frequencies))
+        return normalized(frequencies).log().to(float_dtype(frequencies))
 
     def extra_repr(self) -> str:
         return _join(f"xi={self.xi}", super().extra_repr())
-
-
-def bound_lambda(xi: Tensor) -> Tensor:
-    """``tanh(xi / 2) / (4 xi)`` for ``xi >= 0``, and its limit 1/8 (1 - xi^2 / 12) near zero."""
-    small = xi < 1e-3  # the next term, xi^4 / 960, is below float64 rounding there
-    safe = torch.where(small, 1.0, xi)
-    return torch.where(small, (1 - xi * xi / 12) / 8, torch.tanh(safe / 2) / (4 * safe))
-
-
-def tightest_xi(spread: Tensor, D: int) -> Tensor:
-    r"""The ``xi`` that minimizes the bound, for each ``spread`` :math:`= q - s^2 / D`.
-
-    Where the derivative vanishes, :math:`h(\xi) = \xi^2 - (k(\xi) (D-2) / D)^2 = \mathrm{spread} / D` with
-    :math:`k(\xi) = \xi \coth(\xi / 2) = 1 / (4 \lambda)`. Newton from a lower bound of the root: the root for spread 0,
-    which is ``log(D - 1)``, or the one for ``k = xi``. A last step is left in the graph, so that second derivatives see
-    how xi moves; the first do not depend on it, since the bound is flat there.
-    """
-    if D == 1:  # the bound decreases towards the exact loss, 0, as xi grows
-        return torch.full_like(spread, 50.0)
-    c, r = (D - 2) / D, spread / D
-
-    def h_and_slope(xi: Tensor) -> tuple[Tensor, Tensor]:
-        coth = 1 / torch.tanh(xi / 2)
-        k = xi * coth
-        return xi**2 - (c * k) ** 2, 2 * xi - 2 * c * c * k * (coth - xi / 2 * (coth**2 - 1))
-
-    with torch.no_grad():
-        xi = torch.sqrt(r.detach() / (1 - c * c)).clamp_min(max(math.log(D - 1), 1e-6))
-        for _ in range(12):
-            h, slope = h_and_slope(xi)
-            xi = xi - (h - r.detach()) / slope
-        h, slope = h_and_slope(xi)
-    return xi - (h - r) / slope
 
 
 class ZLoss(SphericalLoss):
@@ -298,7 +200,7 @@ class ZLoss(SphericalLoss):
     tensor(1.1541)
     """
 
-    def __init__(self, a: float, b: float, **options: Any) -> None:
+    def __init__(self, a: float, b: float, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
         if not 0 < a < math.inf:
             raise ValueError(f"a is {a}, but must be positive and finite")
@@ -322,33 +224,7 @@ class ZLoss(SphericalLoss):
         return _join(f"a={self.a:g}, b={self.b:g}", super().extra_repr())
 
 
-class _CrossEntropy(Loss):
-    """The baselines, outside the family: torch's cross-entropy of a function of the logits."""
-
-    @staticmethod
-    @abstractmethod
-    def log_numerator(o: Tensor) -> Tensor:
-        """Whose softmax the distribution is."""
-
-    def forward(self, input: Tensor, target: Tensor | None = None) -> Tensor:
-        if isinstance(input, Statistics):
-            raise TypeError(
-                f"{type(self).__name__} is outside the spherical family: it is not a function of the statistics (s, q, o_c); "
-                "give it logits (head.logits), or use a loss such as TaylorSoftmaxLoss"
-            )
-        if target is None:
-            raise TypeError(NO_TARGET)
-        self._check(input, target)
-        return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
-
-    def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
-        return self.log_numerator(o)
-
-    def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
-        return F.log_softmax(self.log_numerator(o), dim)
-
-
-class SoftmaxLoss(_CrossEntropy):
+class SoftmaxLoss(SoftmaxLikelihood):
     r"""Log-softmax, the baseline: ``torch.nn.functional.cross_entropy`` with the interface of this library.
 
     .. math:: L = -o_c + \log \sum_k e^{o_k}
@@ -364,10 +240,10 @@ class SoftmaxLoss(_CrossEntropy):
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = log p``."""
-        return normalized(frequencies).log().to(_float(frequencies))
+        return normalized(frequencies).log().to(float_dtype(frequencies))
 
 
-class AbsSoftmaxLoss(_CrossEntropy):
+class AbsSoftmaxLoss(SoftmaxLikelihood):
     r"""Log-softmax of the absolute values of the outputs: even, as the spherical softmax is.
 
     .. math:: L = -|o_c| + \log \sum_k e^{|o_k|}
@@ -384,41 +260,7 @@ class AbsSoftmaxLoss(_CrossEntropy):
     def prior_bias(self, frequencies: Tensor) -> Tensor:
         """``b = 1 + log p - log min(p)``: positive, so that no class starts at the kink, where the gradient is 0."""
         log_p = normalized(frequencies).log()
-        return (1 + log_p - log_p.min()).to(_float(frequencies))
-
-
-def _cross_entropy(loss: Loss, log_numerator: Tensor, target: Tensor) -> Tensor:
-    target = target.to(log_numerator.dtype) if target.is_floating_point() else target.long()
-    weight = None if loss.weight is None else loss.weight.to(log_numerator.dtype)
-    return explained(
-        lambda: F.cross_entropy(
-            log_numerator,
-            target,
-            weight,
-            ignore_index=loss.ignore_index,
-            reduction=loss.reduction,
-            label_smoothing=loss.label_smoothing,
-        ),
-        log_numerator,
-        target,
-        loss.ignore_index,
-    )
-
-
-def normalized(frequencies: Tensor) -> Tensor:
-    """Frequencies (or counts) as float64 probabilities."""
-    if frequencies.dim() != 1 or frequencies.numel() == 0:
-        raise ValueError(f"frequencies have shape {tuple(frequencies.shape)}, but must be one number per class, (D,)")
-    p = frequencies.to(torch.float64)
-    if not bool((p > 0).all() & p.isfinite().all()):
-        raise ValueError(
-            f"frequencies must be positive and finite; the smallest is {float(p.min()):g} (for counts with zeros, add one)"
-        )
-    return p / p.sum()
-
-
-def _float(frequencies: Tensor) -> torch.dtype:
-    return frequencies.dtype if frequencies.is_floating_point() else torch.get_default_dtype()
+        return (1 + log_p - log_p.min()).to(float_dtype(frequencies))
 
 
 def _join(*parts: str) -> str:

@@ -23,10 +23,28 @@ except ImportError as error:
     raise ImportError("SphericalClassifier needs scikit-learn 1.6 or newer: pip install 'spherical-loss[sklearn]'") from error
 
 from spherical_loss.base import Loss, SphericalLoss
-from spherical_loss.experiments.models.loss_names import LOSSES, make_loss
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
+from spherical_loss.losses import (
+    AbsSoftmaxLoss,
+    SoftmaxBoundLoss,
+    SoftmaxLoss,
+    SphericalSoftmaxLoss,
+    SquaredErrorLoss,
+    TaylorSoftmaxLoss,
+    ZLoss,
+)
 from spherical_loss.perceptron import Perceptron, Rows
 
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "taylor": TaylorSoftmaxLoss,
+    "spherical": SphericalSoftmaxLoss,
+    "mse": SquaredErrorLoss,
+    "bound": SoftmaxBoundLoss,
+    "bound-fixed": lambda: SoftmaxBoundLoss(xi=3.0),
+    "z": lambda: ZLoss(a=1.0, b=3.0),
+    "softmax": SoftmaxLoss,
+    "abs": AbsSoftmaxLoss,
+}
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 MANY_CLASSES = 50_000  # from here on the steps of an optimizer over D x d weights take longer than all else
 NUMBERS = (int, float, np.integer, np.floating)
@@ -185,7 +203,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.loss, Loss):
             loss = copy.deepcopy(self.loss)
         elif isinstance(self.loss, str) and self.loss in LOSSES:
-            loss = make_loss(self.loss, {})
+            loss = LOSSES[self.loss]()
         else:
             raise ValueError(f"loss {self.loss!r} is not known; use an instance of a Loss or one of {', '.join(LOSSES)}")
         loss.reduction = "none"
@@ -210,7 +228,8 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """A network that has seen nothing; ``weight`` to standardize X, or None to take it as it is."""
         self._rng = np.random.RandomState(check_random_state(self.random_state).randint(2**31 - 1))
         loss, D, d = self._made_loss(), len(self.classes_), (X.shape[1], *self.hidden_layer_sizes)[-1]
-        bias = _even_bias(loss, D)
+        # With this bias and zero weights all classes are alike, and yet all of them move.
+        bias = loss.prior_bias(torch.ones(D)) if loss.has_prior_bias else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(self._rng.randint(2**31 - 1)))
             make_head = HEADS[self._head_name(loss, d, D, self._examples(X.shape[0]))]
@@ -330,16 +349,16 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, o: Tensor) -> Tensor:
         loss = self._made_loss()
-        if models_probabilities(loss):
+        if loss.has_probabilities:
             return loss.log_probabilities(o)
         return loss.score(o.sum(1, keepdim=True), o.square().sum(1, keepdim=True), o, o.shape[1])
 
-    @available_if(lambda self: models_probabilities(self._made_loss()))  # type: ignore[untyped-decorator]
+    @available_if(lambda self: self._made_loss().has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
         """The probabilities of all classes, (n, D)."""
         return self._of_logits(X, self._made_loss().probabilities)
 
-    @available_if(lambda self: models_probabilities(self._made_loss()))  # type: ignore[untyped-decorator]
+    @available_if(lambda self: self._made_loss().has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
         """The logarithms of :meth:`predict_proba`."""
         return self._of_logits(X, self._made_loss().log_probabilities)
@@ -362,21 +381,5 @@ def stable_rate(head: FactoredHead) -> float:
     return 1 / trace if trace > 0 else 0.0
 
 
-def models_probabilities(loss: Loss) -> bool:
-    try:
-        loss.log_probabilities(torch.zeros(2))
-    except TypeError:
-        return False
-    return True
-
-
 def _positive_integer(value: Any) -> bool:
     return isinstance(value, Integral) and int(value) >= 1
-
-
-def _even_bias(loss: Loss, D: int) -> Tensor | None:
-    """The bias with which zero weights make all classes alike and yet move; None where the loss knows no such bias."""
-    try:
-        return loss.prior_bias(torch.ones(D))
-    except TypeError:
-        return None

@@ -242,11 +242,13 @@ def test_start_without_frequencies_is_zipf_s_law():
     torch.testing.assert_close(log_p.exp(), ((c + 2) / (c + 1)).log() / torch.tensor(51.0).log(), rtol=1e-5, atol=0)
 
 
-class PlainLikelihood(sl.TaylorSoftmaxLoss):
+class PlainLikelihood(sl.SphericalLoss):
     """A likelihood as a user may write it, without a bias that matches frequencies."""
 
-    def prior_bias(self, frequencies, Z=None):
-        return sl.SphericalLoss.prior_bias(self, frequencies)
+    is_likelihood = True
+
+    def formula(self, s, q, o_c, D):
+        return torch.log(q + D) - torch.log(o_c**2 + 1)
 
 
 def test_a_loss_without_prior_bias_starts_from_random_weights():

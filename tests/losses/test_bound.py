@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spherical_loss as sl
-from spherical_loss.losses import bound_lambda, tightest_xi
+from spherical_loss.bound import bound_lambda, tightest_xi
 from tests.support.cases import data
 from tests.support.oracle import best_xi, bouchard, softmax
 

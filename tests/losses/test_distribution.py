@@ -62,6 +62,8 @@ def test_a_users_likelihood_needs_the_formula_alone():
             return torch.log(q + D * 0.3) - torch.log(o_c**2 + 0.3)
 
     o, target = data(4, 5)
+    assert UserLoss().has_probabilities
+    assert not UserLoss().has_prior_bias
     torch.testing.assert_close(UserLoss().log_probabilities(o), -CASES["spherical"].oracle(o))
     torch.testing.assert_close(UserLoss()(o, target), CASES["spherical"].make()(o, target))
     assert torch.equal(UserLoss().predict(o, 3), CASES["spherical"].make().predict(o, 3))
@@ -74,9 +76,23 @@ def test_no_distribution_is_an_error(loss):
     for method in (loss.probabilities, loss.log_probabilities):
         with pytest.raises(TypeError, match=rf"{type(loss).__name__} does not model class probabilities; use .*predict"):
             method(o)
-    if not isinstance(loss, sl.SquaredErrorLoss):
+    assert not loss.has_probabilities
+    if not loss.has_prior_bias:
         with pytest.raises(TypeError, match=rf"{type(loss).__name__} has no bias that matches class frequencies"):
             loss.prior_bias(torch.ones(5))
+
+
+@every_loss
+def test_a_loss_says_what_it_can(case):
+    """The attributes are true exactly where the methods give an answer."""
+    loss, o = case.make(), data(4, 5)[0]
+    for has, method in ((loss.has_probabilities, loss.probabilities), (loss.has_prior_bias, loss.prior_bias)):
+        try:
+            method(o[0].exp())
+            answers = True
+        except TypeError:
+            answers = False
+        assert has is answers, method.__name__
 
 
 def test_the_bound_predicts_with_the_softmax_it_bounds():

@@ -113,7 +113,7 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         self.register_buffer("order", order)  # the classes, most frequent first
         self.register_buffer("rank", torch.empty_like(order), persistent=False)  # where each class stands in it
         self._rank()
-        bias = _prior_bias(loss, p[frequent:])
+        bias = loss.prior_bias(p[frequent:]) if loss.has_prior_bias else None
         if isinstance(tail, Head):
             self.tail = tail
             bias = None if frequencies is None or not tail.has_bias else bias
@@ -201,11 +201,3 @@ def _check_tail(tail: Head, in_features: int, rare: int, frequent: int) -> None:
             f"the tail has in_features={tail.in_features} and num_classes={tail.num_classes}, but must have {in_features} and "
             f"{rare}: all classes but the {frequent} frequent ones"
         )
-
-
-def _prior_bias(loss: SphericalLoss, p: Tensor) -> Tensor | None:
-    """The bias that matches the frequencies; None for a loss that was given no such method."""
-    try:
-        return loss.prior_bias(p)
-    except TypeError:
-        return None

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from spherical_loss.base import Loss, SphericalLoss, out_of_range
+from spherical_loss._targets import out_of_range
+from spherical_loss.base import Loss, SphericalLoss
 from spherical_loss.statistics import Statistics, widened
 
 INITS = ("he", "zero")

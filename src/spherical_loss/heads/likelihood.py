@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spherical_loss.base import REDUCTIONS, reduced
 from spherical_loss.heads.base import TopK, check_batch
-from spherical_loss.losses import normalized
+from spherical_loss.likelihoods import normalized
 
 
 class OutputAndLoss(NamedTuple):

@@ -43,14 +43,10 @@ def start(network: Classifier, loss: Loss, frequencies: Tensor) -> Classifier:
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    try:
-        bias = loss.prior_bias(frequencies)
-    except TypeError:  # not a model of probabilities
-        pass
-    else:
+    if loss.has_prior_bias:
         with torch.no_grad():
             network.output.weight.zero_()
-            network.output.bias.copy_(bias)
+            network.output.bias.copy_(loss.prior_bias(frequencies))
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -94,9 +94,9 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
     head = network.head
     if isinstance(head, AdaptiveSoftmaxHead):  # starts as torch starts it
         return network
-    try:
+    if loss.has_prior_bias:
         head.set_bias(loss.prior_bias(train.frequencies.float()))
-    except TypeError:  # not a model of probabilities
+    else:
         head.set_weight(torch.randn(train.D, head.in_features) * math.sqrt(2 / head.in_features))
     return network
 
@@ -190,13 +190,12 @@ def ranking(network: LanguageModel, loss: Loss, data: TextSet) -> dict[str, floa
 
 def sampled_nll(network: LanguageModel, loss: Loss, data: TextSet) -> float | None:
     """The mean negative log-likelihood of the ranked examples, from the logits; None for a loss without probabilities."""
+    if not loss.has_probabilities:
+        return None
     device = network.embedding.weight.device
     total = 0.0
     for rows in data.ranked.split(BATCH):
         x, target = data.batch(rows.to(device))
-        try:
-            log_p = loss.log_probabilities(network(x))
-        except TypeError:  # the loss ranks only
-            return None
+        log_p = loss.log_probabilities(network(x))
         total -= float(log_p.gather(1, target.unsqueeze(1)).double().sum())
     return total / len(data.ranked)

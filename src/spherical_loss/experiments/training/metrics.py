@@ -58,10 +58,9 @@ def classifier_metrics(loss: Loss, o: Tensor, target: Tensor) -> dict[str, float
         "top5": 1 - hit.any(1).double().mean().item(),
         "calibration": None,
     }
-    try:
-        log_p = loss.log_probabilities(o)
-    except TypeError:  # the loss has no distribution
+    if not loss.has_probabilities:
         return metrics
+    log_p = loss.log_probabilities(o)
     metrics["nll"] = -log_p.gather(1, target[:, None]).double().mean().item()
     confidence = log_p.gather(1, best[:, :1]).squeeze(1).exp()
     metrics["calibration"] = calibration_error(confidence, hit[:, 0])

@@ -1,0 +1,69 @@
+"""Logits and targets that do not fit are errors with the value, the shape and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def check_shapes(o: Tensor, target: Tensor, weight: Tensor | None) -> None:
+    """Shapes and dtypes alone: to look at values would wait for the device."""
+    if not o.is_floating_point():
+        raise TypeError(f"logits are {o.dtype}, but must be floating point; convert them with .float()")
+    if o.dim() == 0:
+        raise ValueError("logits are a scalar; expected (D,), (N, D) or (N, D, d1, ...)")
+    D = num_classes(o)
+    if D == 0:
+        raise ValueError(
+            f"logits of shape {tuple(o.shape)} have no classes in dimension {class_dim(o)}; at least one is needed"
+        )
+    if target.dtype == torch.bool or target.is_complex():
+        raise TypeError(f"target is {target.dtype}; use class indices (int64) or class probabilities (floating point)")
+    expected = o.shape if target.is_floating_point() else o.shape[: class_dim(o)] + o.shape[class_dim(o) + 1 :]
+    if target.shape != expected:
+        kind = "class probabilities" if target.is_floating_point() else "class indices"
+        raise ValueError(
+            f"{kind} of shape {tuple(target.shape)} do not fit logits of shape {tuple(o.shape)}: "
+            f"expected {tuple(expected)} (the classes are dimension {class_dim(o)} of the logits)"
+        )
+    if weight is not None and weight.numel() != D:
+        raise ValueError(f"weight has {weight.numel()} entries, but logits of shape {tuple(o.shape)} have {D} classes")
+
+
+def class_dim(o: Tensor) -> int:
+    return 0 if o.dim() == 1 else 1
+
+
+def num_classes(o: Tensor) -> int:
+    return o.shape[class_dim(o)]
+
+
+def explained(compute: Callable[[], T], o: Tensor, target: Tensor, ignore_index: int) -> T:
+    """``compute()``; if it fails on a target out of range, say which one and where. Costs nothing when all is well."""
+    if torch.compiler.is_compiling():
+        return compute()
+    try:
+        return compute()
+    except (IndexError, RuntimeError) as error:
+        if "out of bounds" not in str(error):
+            raise
+        try:
+            message = out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}")
+        except RuntimeError:  # under vmap, values cannot be looked at
+            raise error from None
+        raise IndexError(message) from error
+
+
+def out_of_range(target: Tensor, D: int, ignore_index: int, where: str) -> str:
+    bad = ((target < 0) | (target >= D)) & (target != ignore_index)
+    position = tuple(int(i) for i in bad.nonzero()[0])
+    value = int(target[position])
+    return (
+        f"target {value} at position {position} is out of range for {where}, which have {D} classes: "
+        f"classes are 0 to {D - 1}; mark examples to skip with ignore_index={ignore_index}"
+    )
