@@ -1,11 +1,17 @@
-"""A program on two processes under ``torchrun``, for the tests in which processes die."""
+"""Programs under ``torchrun``: by itself, where processes die, and else by what it tells the processes, which is quicker."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from tests.support import processes
 
 
 def torchrun(
@@ -30,3 +36,29 @@ def run(command: list[str]) -> tuple[int, str]:
         process.communicate()
         raise
     return process.returncode, output
+
+
+class Ended(NamedTuple):
+    code: int
+    output: str
+    errors: str
+
+
+def run_as_torchrun(folder: Path, ranks: int, function: Callable[..., object], *arguments: object) -> list[Ended]:
+    """``function(*arguments)`` on every rank, with the environment and the store that ``torchrun`` gives."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    common = {"WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "tests"}
+    started = []
+    for rank in range(ranks):
+        environment = {**common, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_USE_AGENT_STORE": True}
+        started.append(processes.start(_rank, folder / f"rank-{rank}", environment, function, arguments))
+    codes = [processes.exit_code(process, timeout=300) for process in started]
+    texts = [[(folder / f"rank-{rank}-{name}").read_text() for name in ("output", "errors")] for rank in range(ranks)]
+    return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
+
+
+def _rank(file: Path, environment: dict[str, object], function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    for descriptor, name in ((1, "output"), (2, "errors")):
+        os.dup2(os.open(f"{file}-{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+    function(*arguments)

@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from spherical_loss.experiments.training import distributed
-from tests.support.torchrun import torchrun
-
-# Two ranks on batches of 33 (17 and 16 rows); 1077 examples leave a last batch of 21 rows, and of one row with 269.
-PROGRAM = """
-import dataclasses, sys
-import torch
-from torch import nn
-from spherical_loss import GramHead
+from spherical_loss import GramHead, Loss
 from spherical_loss.__main__ import main
-from spherical_loss.experiments.models import image_networks as models
+from spherical_loss.experiments.models.image_networks import Classifier
+from spherical_loss.experiments.training import distributed
 from spherical_loss.experiments.training.recipes import RECIPES, digits_network
+from tests.support.processes import exit_code, start
+from tests.support.torchrun import run_as_torchrun, torchrun
 
-class GramNetwork(models.Classifier):
-    def __init__(self, network):
+COMPARE = ("compare", "digits", "--losses", "taylor", "--runs", "1", "--epochs", "3", "--lr", "0.05")
+
+
+class GramNetwork(Classifier):
+    def __init__(self, network: Classifier) -> None:
         super().__init__(network.trunk, network.output)
         self.head = GramHead.from_linear(network.output)
         self.output = None  # the head has its weights now
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head.logits(self.trunk(x))
 
-    def objective(self, x, target, loss):
+    def objective(self, x: torch.Tensor, target: torch.Tensor, loss: Loss) -> torch.Tensor:
         return loss(self.head(self.trunk(x), target))
 
-def gram_network(settings, train, loss):
-    return GramNetwork(digits_network(settings, train, loss))
 
-if sys.argv.pop(1) == "gram":
-    RECIPES["digits"] = dataclasses.replace(RECIPES["digits"], network=gram_network)
-raise SystemExit(main())
-"""
+def gram_network(*arguments: object) -> GramNetwork:
+    return GramNetwork(digits_network(*arguments))
+
+
+def command(head: str, arguments: Sequence[str]) -> None:
+    """The command line, in a process of its own."""
+    if head == "gram":
+        RECIPES["digits"] = dataclasses.replace(RECIPES["digits"], network=gram_network)
+    sys.argv[1:] = arguments
+    raise SystemExit(main())
 
 
 # Four starts of two processes, with a checkpoint after every epoch. In the first, rank 1 is killed in the middle of epoch 2;
@@ -89,61 +92,58 @@ def load_or_fail(settings, seed):
 
 train.train_epoch, train.part_of, os.fsync = told_train_epoch, part_of_or_die, fsync_or_die
 RECIPES["digits"] = dataclasses.replace(RECIPES["digits"], load=load_or_fail)
-sys.argv.pop(1)
 raise SystemExit(main())
 """
 
 
-def compare(
-    folder: Path, head: str, processes: int, *options: str, text: str = PROGRAM, restarts: int = 0
-) -> tuple[list[dict], subprocess.CompletedProcess[str]]:
-    """The epochs of one run, and what the command printed."""
-    program = folder / "program.py"
-    program.write_text(text)
-    run = [sys.executable, str(program)]
-    if processes > 1:
-        launcher = ("--standalone", "--nproc-per-node", str(processes), "--max-restarts", str(restarts))
-        run = torchrun(program, options=launcher)
-    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "1", "--epochs", "3", "--lr", "0.05", *options]
-    out = folder / f"{head}-{processes}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*run, head, *arguments, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+def epochs(out: Path) -> list[dict]:
     (path,) = out.glob("digits/taylor-*/metrics.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()], done
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[dict], subprocess.CompletedProcess[str]]]:
-    """``compare`` in a folder of its own, each run once."""
-    return cache(partial(compare, tmp_path_factory.mktemp("undisturbed")))
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[dict], Path, str]]:
+    """The epochs of a run on two ranks where nothing happens, its folder, and what was printed; each run once."""
+
+    @cache
+    def run(head: str, *options: str) -> tuple[list[dict], Path, str]:
+        folder = tmp_path_factory.mktemp(head)
+        ended = run_as_torchrun(folder, 2, command, head, [*COMPARE, *options, "--out", str(folder)])
+        assert [rank.code for rank in ended] == [0, 0], ended
+        return epochs(folder), folder, "".join(rank.output for rank in ended)
+
+    return run
 
 
+# Two ranks on batches of 33 (17 and 16 rows); 1077 examples leave a last batch of 21 rows, and of one row with 269.
 @pytest.mark.parametrize(("head", "batch"), [("dense", "33"), ("gram", "269")])
-def test_same_losses_as_one_process(undisturbed: Callable[..., tuple], head: str, batch: str) -> None:
-    alone, _ = undisturbed(head, 1, "--batch-size", batch)
-    together, done = undisturbed(head, 2, "--batch-size", batch)
-    assert done.returncode == 0, done.stderr
+def test_same_losses_as_one_process(undisturbed: Callable[..., tuple], tmp_path: Path, head: str, batch: str) -> None:
+    assert exit_code(start(command, head, [*COMPARE, "--batch-size", batch, "--out", str(tmp_path)])) == 0
+    alone = epochs(tmp_path)
+    together, folder, printed = undisturbed(head, "--batch-size", batch)
     assert len(alone) == len(together) == 3
     for one, two in zip(alone, together, strict=True):
         assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
         assert two["valid"]["loss"] == pytest.approx(one["valid"]["loss"], rel=1e-4)
         assert two["train_loss"] != one["train_loss"]  # it did go another way
-    assert done.stdout.count("taylor, seed 0: test error") == 1  # one process prints
-    (out,) = [word for word in done.args if word.endswith(f"{head}-2")]
-    (config,) = Path(out).glob("digits/taylor-*/config.json")
+    assert printed.count("taylor, seed 0: test error") == 1  # one process prints
+    (config,) = folder.glob("digits/taylor-*/config.json")
     assert json.loads(config.read_text())["ranks"] == 2
 
 
 def test_torchrun_goes_on_from_the_checkpoint_when_processes_die(undisturbed: Callable[..., tuple], tmp_path: Path) -> None:
-    expected, _ = undisturbed("dense", 2, "--batch-size", "33")
-    found, done = compare(tmp_path, "dense", 2, "--batch-size", "33", text=DYING, restarts=3)
+    expected, _, _ = undisturbed("dense", "--batch-size", "33")
+    program = tmp_path / "program.py"
+    program.write_text(DYING)
+    launcher = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+    run = torchrun(program, *COMPARE, "--batch-size", "33", "--out", str(tmp_path), options=launcher)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    epochs = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("training epoch")]
-    assert epochs == [1, 2, 2, 2, 3]  # the first start; the third; the fourth
+    began = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("training epoch")]
+    assert began == [1, 2, 2, 2, 3]  # the first start; the third; the fourth
     assert "spherical-loss: rank 1: no permission for digits.csv" in done.stderr
     assert done.stderr.count("failed (exitcode: -9)") == 2
-    for one, two in zip(expected, found, strict=True):
+    for one, two in zip(expected, epochs(tmp_path), strict=True):
         assert all(two[key] == one[key] for key in one if "seconds" not in key)
 
 
@@ -158,19 +158,18 @@ def test_the_interpreter_is_not_taken_down_under_the_threads_of_the_group(tmp_pa
     assert "taylor, seed 0: test error" in done.stdout
 
 
-def test_batch_normalization_is_told_about(tmp_path: Path) -> None:
-    records, done = compare(tmp_path, "dense", 2, "--activation", "exp")
-    assert done.returncode == 0, done.stderr
+def test_batch_normalization_is_told_about(undisturbed: Callable[..., tuple]) -> None:
+    records, _, printed = undisturbed("dense", "--activation", "exp")
     assert len(records) == 3
-    assert "batch normalization sees each process's part of the batch, 1/2" in done.stdout
+    assert "batch normalization sees each process's part of the batch, 1/2" in printed
 
 
 @pytest.mark.parametrize("arguments", [("tune", "digits"), ("compare", "digits", "--workers", "2")])
 def test_what_does_not_run_under_torchrun(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    command = torchrun("-m", "spherical_loss", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
-    assert done.returncode != 0
-    assert done.stderr.count("under torchrun the processes train one run together") == 1
+    ended = run_as_torchrun(tmp_path, 2, command, "dense", arguments)
+    assert all(rank.code != 0 for rank in ended)
+    errors = "".join(rank.errors for rank in ended)
+    assert errors.count("under torchrun the processes train one run together") == 1
 
 
 @pytest.mark.parametrize(("N", "R"), [(7, 1), (7, 2), (1, 2), (5, 4), (3, 4)])
@@ -186,10 +185,8 @@ def test_parts_make_the_batch(monkeypatch: pytest.MonkeyPatch, N: int, R: int) -
     assert mean == pytest.approx(float(values.mean()))
 
 
-def test_without_the_extra_there_is_a_message(tmp_path: Path) -> None:
-    (tmp_path / "tyro.py").write_text("raise ModuleNotFoundError('No module named tyro', name='tyro')")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "spherical_loss", "compare"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "spherical-loss: tyro is missing; pip install 'spherical-loss[experiments]'\n"
+def test_without_the_extra_there_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "spherical_loss.experiments.cli", raising=False)
+    with pytest.raises(SystemExit, match=r"^spherical-loss: tyro is missing; pip install 'spherical-loss\[experiments\]'$"):
+        main()
