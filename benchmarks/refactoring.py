@@ -29,12 +29,12 @@ def refactoring(step: FactoredStep, most: int = 20_000) -> Row:
     head = step.head
     seconds: list[float] = []
     frames = 0
-    while len(seconds) < most and len(head.past) >= frames:
-        frames = len(head.past)
+    while len(seconds) < most and len(head.U.past) >= frames:
+        frames = len(head.U.past)
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
-    by_itself = len(head.past) < frames
+    by_itself = len(head.U.past) < frames
     if not by_itself:
         start = time.perf_counter()
         head.refactor()

@@ -377,7 +377,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def stable_rate(head: FactoredHead) -> float:
     """``1 / trace(A)`` of the last backward pass: SGD multiplies W by ``I - lr A``, whose eigenvalues then stay above 0."""
-    trace = sum(float((2 * b.g_q.abs() * b.H.square().sum(1)).sum()) for b in head.backwards)
+    trace = sum(float((2 * b.g_q.abs() * b.H.square().sum(1)).sum()) for b in head.gradients)
     return 1 / trace if trace > 0 else 0.0
 
 

@@ -345,7 +345,7 @@ def test_evaluation_leaves_nothing_for_the_optimizer():
     hidden = torch.randn(3, 4, requires_grad=True)
     layer(hidden, torch.tensor([1, 20, 29])).loss.backward()
     assert hidden.grad.any()
-    assert not layer.tail.backwards
+    assert not layer.tail.gradients
 
 
 BAD = {
@@ -389,7 +389,7 @@ def test_bad_batches_write_nothing():
         layer.log_prob(torch.randn(2, 5))
     with pytest.raises(ValueError, match="k is 31"):
         layer.topk(hidden, 31)
-    assert not layer.tail.backwards
+    assert not layer.tail.gradients
 
 
 def test_a_state_of_another_layout_is_an_error():

@@ -8,7 +8,7 @@ from spherical_loss.heads.factored.accumulator import Accumulator
 
 
 def changed(steps, scale=1.0):
-    """An accumulator after many tiny changes, settled now and then; where it started; and the same in float64."""
+    """An accumulator after many tiny changes, folded in now and then; where it started; and the same in float64."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(5, 5, generator=generator)
     start = start + start.T
@@ -20,7 +20,7 @@ def changed(steps, scale=1.0):
         product = left.double() @ right.double()
         expected = scale * expected - 2.0 * (product + product.T)
         if step % 32 == 0:
-            matrix.settle()
+            matrix.fold_in()
     return matrix, start, expected
 
 

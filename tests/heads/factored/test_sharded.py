@@ -17,7 +17,7 @@ import spherical_loss as sl
 from spherical_loss.files import DamagedFileError
 from spherical_loss.heads import FactoredHead, FactoredSGD
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
-from spherical_loss.heads.factored import sgd as factored_sgd
+from spherical_loss.heads.factored import transform
 from tests.support import processes
 from tests.support.processes import run_ranks
 
@@ -62,7 +62,7 @@ def new_head(group: dist.ProcessGroup | None, classes: int = D) -> FactoredHead:
 
 def _train(rank: int, ranks: int, folder: str, steps: int) -> None:
     group = start(rank, ranks, folder)
-    factored_sgd.MAX_CONDITION, factored_sgd.MAX_FRAMES = 20.0, 5
+    transform.MAX_CONDITION, transform.MAX_FRAMES = 20.0, 5
     head = new_head(group)
     gradients = trained(head, range(steps))
     hidden, _, _ = random_batch(rank + 2, d, D, seed=99)  # a batch of another length on every rank
@@ -82,8 +82,8 @@ def _train(rank: int, ranks: int, folder: str, steps: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_equal_to_one_process_and_loadable_by_any_number(ranks, tmp_path, monkeypatch):
-    monkeypatch.setattr(factored_sgd, "MAX_CONDITION", 20.0)
-    monkeypatch.setattr(factored_sgd, "MAX_FRAMES", 5)
+    monkeypatch.setattr(transform, "MAX_CONDITION", 20.0)
+    monkeypatch.setattr(transform, "MAX_FRAMES", 5)
     steps = {1: 200, 2: 2000, 4: 300}[ranks]
     run_ranks(_train, ranks, str(tmp_path), steps)
     alone = new_head(None)

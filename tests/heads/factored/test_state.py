@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import spherical_loss as sl
 from spherical_loss.heads import FactoredHead, FactoredSGD, FaissIndex
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
-from spherical_loss.heads.factored import sgd as factored_sgd
+from spherical_loss.heads.factored import transform
 
 from ..reference import random_batch
 from .test_steps import trained
@@ -21,11 +21,11 @@ from .test_steps import trained
 
 @pytest.mark.parametrize("through", ["state_dict", "safetensors", "deepcopy"])
 def test_a_saved_head_resumes_bit_for_bit(monkeypatch, tmp_path, through):
-    monkeypatch.setattr(factored_sgd, "MAX_CONDITION", 3.0)
+    monkeypatch.setattr(transform, "MAX_CONDITION", 3.0)
     torch.manual_seed(0)
     head = FactoredHead(6, 40)
     trained(head, FactoredSGD(head, lr=3.0), 50)
-    assert len(head.past) > 0
+    assert len(head.U.past) > 0
     if through == "deepcopy":
         other = copy.deepcopy(head)
     else:
@@ -56,16 +56,32 @@ def test_conversions_keep_the_small_state_precise():
     assert FactoredHead.from_linear(torch.nn.Linear(6, 40).half()).V.dtype == torch.float32
 
 
-def test_refactoring_between_forward_and_step_changes_nothing(tmp_path):
+@pytest.mark.parametrize("after", ["forward", "backward"])
+@pytest.mark.parametrize("how", ["refactor", "save_checkpoint", "close_frame", "two frames"])
+def test_another_form_of_the_same_weights_before_the_step(tmp_path, how, after):
+    """Between the forward pass and the step, frames may be closed and rows rewritten: the step is the same."""
+
+    def between(head):
+        if how == "save_checkpoint":
+            save_checkpoint(head, tmp_path / "saved")
+        elif how == "two frames":
+            head.close_frame()
+            head.close_frame()
+        else:
+            getattr(head, how)()
+
     heads = [FactoredHead(6, 40, init="zero").double() for _ in range(2)]
     for head in heads:
         trained(head, FactoredSGD(head, lr=3.0), 20, loss=sl.TaylorSoftmaxLoss())
     hidden, target, _ = random_batch(16, 6, 40, seed=99)
-    for head, between in zip(heads, (lambda head: None, lambda head: save_checkpoint(head, tmp_path / "saved")), strict=True):
+    for head in heads:
         optimizer = FactoredSGD(head, lr=3.0)
         value = sl.TaylorSoftmaxLoss()(head(hidden, target))
-        between(head)
+        if head is heads[1] and after == "forward":
+            between(head)
         value.backward()
+        if head is heads[1] and after == "backward":
+            between(head)
         optimizer.step()
     torch.testing.assert_close(heads[0].weight, heads[1].weight, rtol=1e-10, atol=1e-12)
 
@@ -79,7 +95,7 @@ def test_gradients_of_weights_that_were_replaced_are_refused():
     head.set_bias(torch.arange(40.0))
     with pytest.raises(RuntimeError, match="found no gradient"):
         optimizer.step()
-    with pytest.raises(RuntimeError, match="was given other weights between this forward pass"):
+    with pytest.raises(RuntimeError, match=r"changed .* between this forward pass"):
         second.backward()
     torch.testing.assert_close(head.bias, torch.arange(40.0))
 
@@ -139,7 +155,7 @@ def test_weights_are_float32_at_least_whatever_the_default():
         head = FactoredHead(6, 40)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert {x.dtype for x in (head.V, head.E, head.F, head.past)} == {torch.float32}
+    assert {x.dtype for x in (head.V, head.U.deviation, head.U.inverse_deviation, head.U.past)} == {torch.float32}
     trained(head, FactoredSGD(head, lr=1.0), 3)
 
 

@@ -11,7 +11,8 @@ import torch
 import spherical_loss as sl
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD
 from spherical_loss.heads.factored import head as factored
-from spherical_loss.heads.factored import sgd as factored_sgd
+from spherical_loss.heads.factored import transform
+from spherical_loss.heads.factored.step import dense_step
 from tests.support.cases import CASES
 
 from ..reference import DenseReference, random_batch
@@ -50,9 +51,9 @@ def test_twenty_thousand_float32_steps(N, d, steps):
     for _ in range(steps):
         hidden = (0.3 + torch.randn(N, d, generator=generator)).relu()
         target = torch.multinomial(frequencies, N, replacement=True, generator=generator)
-        known = len(head.past)
+        known = len(head.U.past)
         value, _ = train_step(head, loss, optimizer, hidden, target)
-        frames += len(head.past) != known
+        frames += len(head.U.past) != known
 
         H = torch.cat([hidden.double(), torch.ones(N, 1, dtype=torch.float64)], 1)
         o = H @ W.T
@@ -75,8 +76,8 @@ def test_twenty_thousand_float32_steps(N, d, steps):
 
 @pytest.mark.parametrize(("condition", "frames"), [(1.5, 1), (1.5, 3), (4.0, 1000)])
 def test_frames_and_refactoring_change_nothing(monkeypatch, condition, frames):
-    monkeypatch.setattr(factored_sgd, "MAX_CONDITION", condition)
-    monkeypatch.setattr(factored_sgd, "MAX_FRAMES", frames)
+    monkeypatch.setattr(transform, "MAX_CONDITION", condition)
+    monkeypatch.setattr(transform, "MAX_FRAMES", frames)
     monkeypatch.setattr(factored, "CHUNK", 64)
     torch.manual_seed(0)
     head = FactoredHead(6, 40).double()
@@ -87,7 +88,7 @@ def test_frames_and_refactoring_change_nothing(monkeypatch, condition, frames):
         expected, grad_H, grads = reference.gradients(TAYLOR, hidden, target)
         value, grad = train_step(head, sl.TaylorSoftmaxLoss(), optimizer, hidden, target)
         reference.step(grads, lr=3.0, weight_decay=1e-3)
-        most = max(most, len(head.past))
+        most = max(most, len(head.U.past))
         torch.testing.assert_close(value, expected, rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(grad, grad_H, rtol=1e-6, atol=1e-8)
     assert_same_weights(head, reference, rtol=1e-6, atol=1e-8)
@@ -95,7 +96,7 @@ def test_frames_and_refactoring_change_nothing(monkeypatch, condition, frames):
     o, h = reference.logits(hidden), hidden
     torch.testing.assert_close(head.logits(h), o, rtol=1e-6, atol=1e-8)
     head.refactor()
-    assert len(head.past) == 0
+    assert len(head.U.past) == 0
     assert_same_weights(head, reference, rtol=1e-6, atol=1e-8)
 
 
@@ -114,7 +115,7 @@ def test_refactoring_after_steps_that_leave_the_condition_alone():
         _, _, grads = reference.gradients(lambda o: o.mean(-1, keepdim=True) - o, hidden, target)
         train_step(head, Linear(), optimizer, hidden, target)
         reference.step(grads, lr=0.1, weight_decay=0.5)
-    assert head.log_condition == 0
+    assert head.U.log_condition == 0
     head.refactor()
     assert_same_weights(head, reference, rtol=1e-8, atol=1e-10)
 
@@ -158,11 +159,11 @@ def test_the_inverse_stays_the_inverse(N):
     for _ in range(1_024):
         hidden = (0.3 + torch.randn(N, d, generator=generator)).relu()
         train_step(head, loss, optimizer, hidden, (D * torch.rand(N, generator=generator) ** 3).long())
-        closed = max(closed, len(head.past))
+        closed = max(closed, len(head.U.past))
     assert closed > 0
-    assert head.F.norm() > 3
-    one = torch.eye(len(head.E), dtype=torch.float64)
-    product = (one + head.F.double()) @ (one - head.E.double())
+    assert head.U.inverse_deviation.norm() > 3
+    one = torch.eye(len(head.V[0]), dtype=torch.float64)
+    product = (one + head.U.inverse_deviation.double()) @ (one - head.U.deviation.double())
     assert torch.linalg.matrix_norm(product - one, 2) < 1e-5
 
 
@@ -176,6 +177,38 @@ def test_the_gradient_norm_is_that_of_the_dense_gradient(name, N):
     case.make()(head(hidden, target)).backward()
     _, _, grads = DenseReference(head.weight, head.bias).gradients(case.oracle, hidden, target)
     torch.testing.assert_close(optimizer.grad_norm(), torch.cat([g.flatten() for g in grads]).norm())
+
+
+@pytest.mark.parametrize("N", [3, 20])
+@pytest.mark.parametrize("K", [1, 2])
+def test_the_five_updates_are_the_dense_step(N, K):
+    torch.manual_seed(0)
+    d, D, lr, weight_decay = 7, 40, 2.0, 0.01
+    head = FactoredHead(d, D).double()
+    W = torch.cat([head.weight, head.bias.unsqueeze(1)], 1)
+    optimizer = FactoredSGD(head, lr, weight_decay)
+    for step in range(5):
+        hidden, target, target_weight = random_batch(N, d, D, seed=step, K=K)
+        sl.TaylorSoftmaxLoss()(head(hidden, target, target_weight)).backward()
+        (batch,) = head.gradients
+        slopes = batch.g_s, batch.g_q, batch.g_c
+        optimizer.step()
+        W = dense_step(W, torch.cat([hidden, torch.ones(N, 1)], 1), target, *slopes, lr, weight_decay)
+    torch.testing.assert_close(torch.cat([head.weight, head.bias.unsqueeze(1)], 1), W, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(head.Q.exact[: d + 1, : d + 1], W.T @ W, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(head.w[: d + 1], W.sum(0), rtol=1e-10, atol=1e-10)
+
+
+def test_the_gradient_of_the_hidden_vectors_is_the_callers():
+    """What is done to it, as by ``clip_grad_norm_``, does not reach the step."""
+    heads = [FactoredHead(8, 40, bias=False, init="zero") for _ in range(2)]
+    hidden, target, _ = random_batch(4, 8, 40, seed=0)
+    for head, factor in zip(heads, (1.0, 100.0), strict=True):
+        H = hidden.float().requires_grad_()
+        sl.TaylorSoftmaxLoss()(head(H, target)).backward()
+        H.grad.mul_(factor)
+        FactoredSGD(head, lr=1.0).step()
+    assert torch.equal(heads[0].weight, heads[1].weight)
 
 
 def test_accumulated_gradients():
@@ -239,16 +272,16 @@ def test_evaluation_leaves_nothing_for_the_step():
     H = hidden.float().requires_grad_()
     loss(head(H, target)).backward()
     assert H.grad is not None
-    assert head.backwards == []
+    assert head.gradients == []
     with torch.no_grad():
         loss(head.train()(H, target))
-    assert head.backwards == []
+    assert head.gradients == []
 
 
 def test_no_second_matrix_of_the_size_of_the_weights(monkeypatch):
     monkeypatch.setattr(factored, "CHUNK", 4096)
-    monkeypatch.setattr(factored_sgd, "MAX_CONDITION", 3.0)
-    monkeypatch.setattr(factored_sgd, "MAX_FRAMES", 4)
+    monkeypatch.setattr(transform, "MAX_CONDITION", 3.0)
+    monkeypatch.setattr(transform, "MAX_FRAMES", 4)
     d, D = 15, 40_000
     with LargestTensor() as made:
         head = FactoredHead(d, D)
@@ -258,7 +291,7 @@ def test_no_second_matrix_of_the_size_of_the_weights(monkeypatch):
         head.set_bias(sl.TaylorSoftmaxLoss().prior_bias(torch.arange(1.0, D + 1)))
         optimizer = FactoredSGD(head, lr=1e4)
         trained(head, optimizer, 40)
-    assert len(head.past) < 4
+    assert len(head.U.past) < 4
     assert max(made.sizes) <= D * d + D  # the zeros made by this test
 
 

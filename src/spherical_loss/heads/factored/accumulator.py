@@ -55,12 +55,12 @@ class Accumulator(nn.Module):
         self.recent.addmm_(left, right, beta=scale, alpha=alpha)
         self._evaluate()
 
-    def settle(self) -> None:
+    def fold_in(self) -> None:
         """Let the recent changes become part of the base."""
         self.set_(self.exact)
 
     def change_dtype(self, dtype: torch.dtype) -> None:
-        """Of what products read."""
+        """The dtype of ``value`` and of the recent changes."""
         self.recent, self.rounded, self.value = (x.to(dtype) for x in (self.recent, self.rounded, self.value))
 
     def _round(self) -> None:

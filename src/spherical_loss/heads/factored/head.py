@@ -1,32 +1,7 @@
-"""The head whose training step costs O(N d^2), whatever the number of classes.
-
-Reference: P. Vincent, A. de Brebisson, X. Bouthillier, Efficient Exact Gradient Update for Training Deep Networks with Very
-Large Sparse Targets, 2015, arXiv 1412.7091. Forward and backward pass are in :mod:`spherical_loss.heads.factored.statistics`,
-the step is in :mod:`spherical_loss.heads.factored.sgd`.
-
-The representation. With the bias as one more column of W, and the hidden vectors extended by a one,
-
-    W = V U + 1 w0^T,      and beside it     Q = W^T W,      w = W^T 1.
-
-An SGD step multiplies every row of W by the same d x d matrix B, which goes into U, and changes the rows of the batch's
-targets, which go into V through ``U^-1``. V is D x d in float32; all else is small, and more precise where errors would add up
-(Q is an ``Accumulator``). U and its inverse start as the identity, and differ from it by many small changes, which
-would be rounded as ones are; so what is kept is the difference, and weight decay as a number:
-
-    U = rho (I - E),      U^-1 = (I + F) / rho.
-
-Frames. B shrinks some directions, so the condition number of U grows exponentially with the steps, and what is written
-through ``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a row is a product of contractions and
-always stable. So U covers only the steps since a recent moment, the start of a frame. When its condition could pass
-``MAX_CONDITION``, the frame is closed: U becomes the identity, and a row last written in frame k is read as
-``V_row past[k] U``, with ``past[k]`` the product of all that came after that frame. A row moves to the present frame when it is
-written, at the price of one d x d product. After ``MAX_FRAMES`` frames all rows are brought up to date at once
-(:meth:`FactoredHead.refactor`).
-"""
+"""The factored head: reading and replacing ``W = V U + 1 w0^T``. Its step is in :mod:`spherical_loss.heads.factored.step`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,8 +12,10 @@ from torch import Tensor
 from spherical_loss.base import Loss
 from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std
 from spherical_loss.heads.factored.accumulator import Accumulator
+from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.shard import Shard
-from spherical_loss.heads.factored.statistics import Backward, FactoredStatistics
+from spherical_loss.heads.factored.statistics import FactoredStatistics, Span
+from spherical_loss.heads.factored.transform import RowTransform
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.statistics import statistics_dtype, widened
 
@@ -76,12 +53,9 @@ class FactoredHead(Head):
     """
 
     V: Tensor
-    E: Tensor
-    F: Tensor
     w0: Tensor
     w: Tensor
-    frame: Tensor
-    past: Tensor
+    row_frames: Tensor
 
     def __init__(
         self,
@@ -97,32 +71,22 @@ class FactoredHead(Head):
         self.shard = Shard(num_classes, group)
         precise, dtype = statistics_dtype(torch.empty(0).device), widened(torch.get_default_dtype())
         self.register_buffer("V", torch.zeros(len(self.shard), d, dtype=dtype))
-        self.Q = Accumulator(d, dtype, precise)
-        self.register_buffer("E", torch.zeros(d, d, dtype=dtype))
-        self.register_buffer("F", torch.zeros(d, d, dtype=dtype))
+        self.register_buffer("row_frames", torch.zeros(len(self.shard), dtype=torch.int16))  # when each row was last written
+        self.U = RowTransform(d, dtype)
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
-        self.register_buffer("frame", torch.zeros(len(self.shard), dtype=torch.int16))
-        self.register_buffer("past", torch.zeros(0, d, d, dtype=dtype))
-        self.log_condition = 0.0  # an upper bound of the log of the condition number of U
-        self.log_scale = 0.0  # the log of rho, what weight decay has multiplied U by
-        self.residual = 0.0  # how far U^-1 U may be from the identity, because the series of the inverse were cut
+        self.Q = Accumulator(d, dtype, precise)
         self.steps = 0
-        self.edits = 0  # how often W was replaced from outside
-        self.revision = 0  # how often rows of V were written other than by a step
-        self.backwards: list[Backward] = []  # since the last step
+        self.version = 0  # how often W changed: a gradient belongs to one version
+        self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
         if init == "he":
             self._draw(he_std(in_features))
             self.refactor()
 
     @property
-    def rho(self) -> float:
-        return math.exp(self.log_scale)
-
-    @property
-    def U(self) -> Tensor:
-        """``rho (I - E)``, as a new tensor; products take E."""
-        return self.rho * (torch.eye(len(self.E), dtype=self.E.dtype, device=self.E.device) - self.E)
+    def spans(self) -> list[Span]:
+        """The heads whose statistics are added, and their classes: this one alone, with all of them."""
+        return [Span(self)]
 
     # Reading -------------------------------------------------------------------------------------------------------
 
@@ -145,34 +109,43 @@ class FactoredHead(Head):
             X[:, self.in_features] = 1
         return X
 
-    def present(self, classes: Tensor | slice) -> Tensor:
-        """Rows of V in the coordinates of the present frame, as a new tensor."""
-        rows = self.V[classes].clone() if isinstance(classes, slice) else self.V.index_select(0, classes)
-        if len(self.past) == 0:
+    def read(self, classes: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The current rows of V, where all rows are kept in this process, and the dense rows of W."""
+        if self.shard.group is not None:
+            return None, self.gather_rows(classes)
+        rows = self.current_rows(classes)
+        return rows, self.dense(rows)
+
+    def current_rows(self, kept: Tensor | slice) -> Tensor:
+        """Rows of V in the current frame, as a new tensor, of those that are kept here."""
+        rows = self.V[kept].clone() if isinstance(kept, slice) else self.V.index_select(0, kept)
+        if len(self.U.past) == 0:
             return rows
         with full_precision(rows.device):
-            return _transformed(rows, self.frame[classes], self.past)
+            return self.U.bring_forward_(rows, self.row_frames[kept])
+
+    def dense(self, current_rows: Tensor) -> Tensor:
+        """Dense rows of W, with the bias and the empty columns: ``V_rows U + w0``."""
+        with full_precision(self.V.device):
+            return self.U.transform(current_rows).add_(self.w0.to(self.V.dtype))
 
     def rows(self, kept: Tensor | slice) -> Tensor:
-        """Dense rows of W, with the bias and the empty columns, of those that are kept here."""
-        return self.dense(self.present(kept))
+        """Dense rows of W of those that are kept here."""
+        return self.dense(self.current_rows(kept))
 
-    def dense(self, present: Tensor) -> Tensor:
-        """Dense rows of W for rows of V in the present frame."""
-        with full_precision(self.V.device):
-            return torch.addmm(present, present, self.E, beta=self.rho, alpha=-self.rho).add_(self.w0.to(self.V.dtype))
-
-    def distant_rows(self, classes: Tensor) -> Tensor:
+    def gather_rows(self, classes: Tensor) -> Tensor:
         """Dense rows of any classes, wherever they are kept; the other ranks ask for theirs at the same time."""
         (asked,) = self.shard.gather(classes)
         everyone = torch.cat(asked)
         rows = torch.zeros(len(everyone), self.V.shape[1], dtype=self.V.dtype, device=self.V.device)
-        here, kept = self._kept(everyone)
+        here, kept = self.kept(everyone)
         rows[here] = self.rows(kept)
         return self.shard.sum_(rows).split([len(part) for part in asked])[self.shard.rank]
 
-    def _kept(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+    def kept(self, classes: Tensor) -> tuple[Tensor | slice, Tensor]:
         """Which of the classes are kept here, and in which rows of V."""
+        if self.shard.group is None:
+            return slice(None), classes
         here = ((classes >= self.shard.start) & (classes < self.shard.stop)).nonzero().squeeze(1)
         return here, classes[here] - self.shard.start
 
@@ -197,9 +170,9 @@ class FactoredHead(Head):
     @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         X, first, count = self.extended(H), self.shard.start, len(self.shard)
-        one_frame = len(self.past) == 0  # transform the N hidden vectors instead of the D rows
+        one_frame = len(self.U.past) == 0  # transform the N hidden vectors instead of the D rows
         with full_precision(X.device):
-            XU = torch.addmm(X, X, self.E.T, beta=self.rho, alpha=-self.rho)
+            XU = self.U.transform_transposed(X)
             offset = (X @ self.w0.to(X.dtype)).unsqueeze(1)
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
@@ -251,40 +224,36 @@ class FactoredHead(Head):
         self.V[:, self.in_features] = bias[self.shard.start : self.shard.stop].to(self.V.dtype)
         self.refactor()
 
-    @torch.no_grad()
-    def add_to_rows(self, classes: Tensor, increments: Tensor, scale: float, present: Tensor | None = None) -> None:
-        """Add ``scale * increments`` (n, d) to the rows of V of these classes, all different, in the present frame;
-        ``present`` are the rows, where they are at hand, and is written to."""
-        here: Tensor | slice = slice(None)
-        kept = classes
-        if self.shard.group is not None:
-            here, kept = self._kept(classes)
-        if present is None:
-            present = self.present(kept)
-        self.V.index_copy_(0, kept, present.add_(increments[here], alpha=scale))
-        if len(self.past) > 0:
-            self.frame[kept] = len(self.past)
+    def carried(self, rows: Tensor, frame: int, kept: Tensor) -> Tensor:
+        """Rows of V that were read in an earlier frame, in the current one; read again if all were rewritten since."""
+        if frame < self.U.first_frame:
+            return self.current_rows(kept)
+        return rows if frame == self.U.frame else rows @ self.U.past[frame - self.U.first_frame]
+
+    def write_current_rows(self, kept: Tensor, rows: Tensor) -> None:
+        """Overwrite rows of V, all different, with rows in the current frame."""
+        self.V.index_copy_(0, kept, rows)
+        if len(self.U.past) > 0:
+            self.row_frames[kept] = len(self.U.past)
 
     @torch.no_grad()
     def close_frame(self) -> None:
-        """Start a new frame: U becomes the identity, and what it was is remembered for the rows not written since."""
-        U = self.U
+        """Start a new frame of U: W is the same, and further steps are written with U as the identity."""
         with full_precision(self.V.device):
-            self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
-        self._reset_frame()
+            self.U.close_frame()
 
     @torch.no_grad()
     def refactor(self) -> None:
         """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
-        U, w0 = self.U, self.w0.to(self.V.dtype)
-        settled = len(self.past) == 0 and self.rho == 1 and not self.E.any() and not w0.any()
+        w0 = self.w0.to(self.V.dtype)
+        is_W = self.U.is_identity and not w0.any()
         Q = torch.zeros_like(self.Q.base)
         self.w.zero_()
         with full_precision(self.V.device):
-            transforms = torch.cat([self.past @ U, U.unsqueeze(0)])
+            self.U.close_frame()
             for rows in self._row_chunks():
-                if not settled:
-                    _transformed(self.V[rows], self.frame[rows], transforms).add_(w0)
+                if not is_W:
+                    self.U.bring_forward_(self.V[rows], self.row_frames[rows]).add_(w0)
                 Q += gram_matrix(self.V[rows])
                 self.w += self.V[rows].sum(0)
         self.Q.set_(self.shard.sum_(Q))
@@ -292,17 +261,10 @@ class FactoredHead(Head):
         self._start_over()
 
     def _start_over(self) -> None:
-        """V is W: no frames, and U is the identity."""
-        self.past = self.past[:0]
-        self.frame.zero_()
+        """V is W."""
+        self.U.start_over()
+        self.row_frames.zero_()
         self.w0.zero_()
-        self.revision += 1
-        self._reset_frame()
-
-    def _reset_frame(self) -> None:
-        self.E.zero_()
-        self.F.zero_()
-        self.log_condition = self.log_scale = self.residual = 0.0
 
     def loaded(self, Q: Tensor, steps: int) -> None:
         """After W was written to V, and ``W^T 1`` to w."""
@@ -312,10 +274,9 @@ class FactoredHead(Head):
         self._edited()
 
     def _edited(self) -> None:
-        """W is another: gradients of the old one have no meaning any more."""
-        self.edits += 1
-        self.revision += 1
-        self.backwards.clear()
+        """W was replaced: gradients of the old one have no meaning any more."""
+        self.version += 1
+        self.gradients.clear()
 
     def _row_chunks(self) -> Iterator[slice]:
         size = max(1, CHUNK // self.V.shape[1])
@@ -341,18 +302,19 @@ class FactoredHead(Head):
         dtype = widened(fn(self.V.new_empty(0)).dtype)
         super()._apply(same_dtype, recurse)
         if dtype != self.V.dtype:
-            self.V, self.E, self.F, self.past = (x.to(dtype) for x in (self.V, self.E, self.F, self.past))
+            self.V = self.V.to(dtype)
+            self.U.change_dtype(dtype)
             self.Q.change_dtype(dtype)
             self.refactor()  # Q and w belong to the rounded V
         return self
 
     def get_extra_state(self) -> Tensor:
-        numbers = self.steps, self.log_condition, self.log_scale, self.residual
-        return torch.tensor([*self.layout(), *numbers], dtype=torch.float64)
+        return torch.tensor([*self.layout(), self.steps, *self.U.numbers()], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        steps, self.log_condition, self.log_scale, self.residual = state[3:].tolist()
+        steps, *numbers = state[3:].tolist()
         self.steps = int(steps)
+        self.U.set_numbers(*numbers)
         self._edited()
 
     def layout(self) -> tuple[int, int, int]:
@@ -371,23 +333,7 @@ class FactoredHead(Head):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if (extra := state_dict.get(prefix + "_extra_state")) is not None:
             self.check_layout(extra[:3])
-        past = state_dict.get(prefix + "past")
+        past = state_dict.get(prefix + "U.past")
         if past is not None:  # the number of frames is part of the state, not of the architecture
-            self.past = self.past.new_zeros(past.shape)
+            self.U.past = self.U.past.new_zeros(past.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _transformed(rows: Tensor, frames: Tensor, transforms: Tensor) -> Tensor:
-    """Multiply, in place, each row by the transform of its frame; rows of the frame beyond those are left as they are."""
-    counts = torch.bincount(frames, minlength=len(transforms) + 1).tolist()
-    if counts[-1] == len(rows):
-        return rows
-    if len(rows) in counts[:-1]:  # all of one frame
-        return rows.copy_(rows @ transforms[counts.index(len(rows))])
-    order = frames.argsort()
-    ordered = rows.index_select(0, order)
-    out = ordered.clone()
-    for part, into, transform in zip(ordered.split(counts), out.split(counts), transforms, strict=False):
-        if len(part):
-            torch.mm(part, transform, out=into)
-    return rows.index_copy_(0, order, out)

@@ -41,7 +41,7 @@ class Shard:
         return x
 
     def gather(self, *tensors: Tensor) -> tuple[list[Tensor], ...]:
-        """For each tensor, that of every process. Those of one process have one length, another elsewhere."""
+        """For each tensor, that of every process. The tensors of one process have the same length; processes may differ."""
         if self.group is None:
             return tuple([x] for x in tensors)
         length = torch.tensor([len(tensors[0])], device=tensors[0].device)

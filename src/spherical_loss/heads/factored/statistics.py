@@ -1,71 +1,124 @@
-"""Forward and backward pass of :class:`~spherical_loss.heads.FactoredHead`: the statistics, and what the step needs.
+"""Forward and backward pass of factored heads: the statistics, and what the step needs.
 
     s = w^T h,    q = h^T Q h,    o_c = W_c h;      grad_h = g_s w + 2 g_q Q h + sum_k g_c W_c
 
-The gradient of W is never formed: its ingredients are kept until :class:`~spherical_loss.heads.FactoredSGD` steps.
+Statistics add: heads over different classes give the sum of their s and q, and the head that has the target gives o_c. So this
+is written for any number of heads, each with a range of the classes; a single one has all of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, selected, weighted_sum
+from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
 from spherical_loss.statistics import statistics_dtype
 
 if TYPE_CHECKING:
     from spherical_loss.heads.factored.head import FactoredHead
 
 
-class Backward(NamedTuple):
-    """What a backward pass leaves for the step; N examples, K targets each, d counts the bias column."""
+class Span(NamedTuple):
+    """A factored head and the classes it stands for: from ``start`` to ``stop``, or to the last one."""
 
-    H: Tensor  # (N, d) hidden vectors
-    Y: Tensor  # (N, d) 2 g_q Q h + P: the gradient of the hidden vector without the part of s
-    P: Tensor  # (N, d) sum_k g_c W_c
-    g_s: Tensor  # (N,)
-    g_q: Tensor  # (N,)
-    g_c: Tensor  # (N, K)
-    unique: Tensor  # the classes that occur
-    inverse: Tensor  # (N, K) where each target stands among them
-    present: Tensor | None = None  # the rows of V of those classes, where they are at hand, as they were in the forward pass
-    revision: int = -1  # that of the head at that time
+    head: FactoredHead
+    start: int = 0
+    stop: int | None = None
+
+    def among(self, classes: Tensor) -> slice:
+        """Where the classes of this head are among sorted classes."""
+        if self.start == 0 and self.stop is None:
+            return slice(0, len(classes))
+        stop = self.start + self.head.num_classes
+        return slice(*torch.searchsorted(classes, torch.tensor([self.start, stop], device=classes.device)).tolist())
+
+
+class Reader(Protocol):
+    """Who asks for the statistics, and keeps the gradients for the step."""
+
+    training: bool
+    gradients: list[BatchGradients]
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def spans(self) -> list[Span]: ...
 
 
 class FactoredStatistics(torch.autograd.Function):
-    """``s``, ``q`` and ``o_c`` of a :class:`FactoredHead`; the backward pass leaves a :class:`Backward` with the head."""
+    """``s``, ``q`` and ``o_c`` of factored heads; the backward pass leaves a :class:`BatchGradients` with the reader."""
 
     @staticmethod
-    def forward(ctx: Any, H: Tensor, anchor: Tensor, head: FactoredHead, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, H: Tensor, anchor: Tensor, reader: Reader, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        spans = reader.spans
         with full_precision(H.device):
-            X = head.extended(H)
-            HQ = X @ head.Q.value
-            unique, inverse = classes.unique(return_inverse=True)
-            present = head.present(unique) if head.shard.group is None else None
-            W_c = selected(head.distant_rows(unique) if present is None else head.dense(present), inverse)
-            s, q = X @ head.w.to(X.dtype), (X * HQ).sum(1)
+            X = spans[0].head.extended(H)
+            unique, positions = classes.unique(return_inverse=True)
+            products, current, W_rows = [], [], []
+            for span in spans:
+                products.append(X @ span.head.Q.value)
+                rows, dense = span.head.read(unique[span.among(unique)] - span.start)
+                current.append(rows)
+                W_rows.append(dense)
+            W_c = selected(_assembled(W_rows, spans, unique), positions)
+            s = X @ _sum([span.head.w for span in spans]).to(X.dtype)
+            q = (X * _sum(products)).sum(1)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
-        ctx.save_for_backward(X, HQ, W_c, unique, inverse, present)
-        ctx.head, ctx.steps, ctx.edits, ctx.revision, ctx.dtype = head, head.steps, head.edits, head.revision, H.dtype
+        ctx.save_for_backward(X, W_c, unique, positions, *products, *current)
+        ctx.reader, ctx.version, ctx.frames, ctx.dtype = reader, reader.version, [s.head.U.frame for s in spans], H.dtype
         precise = statistics_dtype(H.device)
         return s.to(precise), q.to(precise), o_c.to(precise)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
-        head: FactoredHead = ctx.head
-        if (head.steps, head.edits) != (ctx.steps, ctx.edits):
-            what = f"took {head.steps - ctx.steps} steps" if head.edits == ctx.edits else "was given other weights"
-            raise RuntimeError(f"the head {what} between this forward pass and its backward pass; run the forward pass again")
-        X, HQ, W_c, unique, inverse, present = ctx.saved_tensors
+        reader: Reader = ctx.reader
+        if reader.version != ctx.version:
+            raise RuntimeError(
+                "the weights of the head changed (a step, or other weights) between this forward pass and its backward pass; "
+                "run the forward pass again"
+            )
+        spans = reader.spans
+        X, W_c, classes, positions, *saved = ctx.saved_tensors
+        products, current = saved[: len(spans)], saved[len(spans) :]
         g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
+        heads = []
         with full_precision(X.device):
-            P = weighted_sum(g_c, W_c)
-            Y = torch.addcmul(P, HQ, 2 * g_q.unsqueeze(1))
-            if head.training:
-                head.backwards.append(Backward(X, Y, P, g_s, g_q, g_c, unique, inverse, present, ctx.revision))
-            d = head.in_features
-            grad_H = torch.addr(Y[:, :d], g_s, head.w[:d].to(X.dtype)).to(ctx.dtype)
-        return grad_H, None, None, None
+            slope = (2 * g_q).unsqueeze(1)
+            for span, HQ, rows, frame in zip(spans, products, current, ctx.frames, strict=True):
+                P = weighted_sum(own(g_c, positions, span.among(classes), len(classes)), W_c)
+                grad_H = torch.addcmul(P, HQ, slope).addr_(g_s, span.head.w.to(X.dtype))
+                heads.append(HeadGradients(grad_H, P, rows, frame))
+            grad_H = _sum([head.grad_H for head in heads])[:, : reader.in_features]
+        if reader.training:
+            reader.gradients.append(BatchGradients(X, g_s, g_q, g_c, classes, positions, heads))
+        # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
+        return grad_H.to(ctx.dtype, copy=True), None, None, None
+
+
+def own(g_c: Tensor, positions: Tensor, mine: slice, n: int) -> Tensor:
+    """g_c of the targets that stand at ``mine`` among the n classes of the batch, and 0 for the others."""
+    if mine == slice(0, n):
+        return g_c
+    return g_c.masked_fill((positions < mine.start) | (positions >= mine.stop), 0)
+
+
+def _assembled(W_rows: list[Tensor], spans: list[Span], classes: Tensor) -> Tensor:
+    """Rows of W of the sorted classes, from the rows of each head; 0 for classes of none."""
+    if len(W_rows[0]) == len(classes):
+        return W_rows[0]
+    assembled = W_rows[0].new_zeros(len(classes), W_rows[0].shape[1])
+    for rows, span in zip(W_rows, spans, strict=True):
+        assembled[span.among(classes)] = rows
+    return assembled
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0)

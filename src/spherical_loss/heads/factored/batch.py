@@ -1,0 +1,81 @@
+"""What backward passes leave for the step: the gradient of W in parts, never the D x d matrix itself.
+
+The gradient of a batch with hidden vectors H, targets c and slopes g_s, g_q, g_c of the loss is
+
+    grad_W = W A + 1 a^T + Delta,      A = 2 H^T diag(g_q) H,    a = H^T g_s,    Delta = g_c h^T in the target rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from spherical_loss.heads.factored.shard import Shard
+
+
+@dataclass
+class HeadGradients:
+    """The part of one head; d counts the column of the bias."""
+
+    grad_H: Tensor  # noqa: N815
+    """(N, d) ``g_s w + 2 g_q Q h + P``: the gradient of the hidden vectors through this head."""
+    P: Tensor
+    """(N, d) ``sum_k g_c W_c``: its part through the targets among this head's classes."""
+    current_rows: Tensor | None = None
+    """The rows of V of those targets, as the forward pass read them, where that was in this process."""
+    frame: int = -1
+    """The frame they were read in."""
+
+
+@dataclass
+class BatchGradients:
+    """N examples with K targets each; what all heads that saw the batch have in common, and the part of each."""
+
+    H: Tensor
+    """(N, d) hidden vectors, extended by a one for the bias."""
+    g_s: Tensor
+    """(N,)"""
+    g_q: Tensor
+    """(N,)"""
+    g_c: Tensor
+    """(N, K)"""
+    classes: Tensor
+    """(n,) the classes that occur, sorted."""
+    positions: Tensor
+    """(N, K) where each target stands among them."""
+    heads: list[HeadGradients]
+
+    @property
+    def targets(self) -> Tensor:
+        """(N, K)"""
+        return self.classes[self.positions]
+
+
+def joined(batches: list[BatchGradients]) -> BatchGradients:
+    """Several backward passes as one; a missing target is any class, with gradient 0."""
+    if len(batches) == 1:
+        return batches[0]
+    K = max(b.g_c.shape[1] for b in batches)
+    classes, positions = torch.cat([pad(b.targets, (0, K - b.g_c.shape[1])) for b in batches]).unique(return_inverse=True)
+    g_c = torch.cat([pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
+    H, g_s, g_q = (torch.cat(parts) for parts in zip(*((b.H, b.g_s, b.g_q) for b in batches), strict=True))
+    parts = zip(*(b.heads for b in batches), strict=True)
+    heads = [HeadGradients(torch.cat([p.grad_H for p in part]), torch.cat([p.P for p in part])) for part in parts]
+    return BatchGradients(H, g_s, g_q, g_c, classes, positions, heads)
+
+
+def gathered(batch: BatchGradients, shard: Shard) -> BatchGradients:
+    """The backward passes of all ranks as one, that of the mean of their losses; their floats travel as one tensor."""
+    if shard.group is None:
+        return batch
+    per_head = [x for head in batch.heads for x in (head.grad_H, head.P)]
+    floats = [batch.H, batch.g_s.unsqueeze(1), batch.g_q.unsqueeze(1), batch.g_c, *per_head]
+    targets, packed = map(torch.cat, shard.gather(batch.targets, torch.cat(floats, 1)))
+    H, *gradients = packed.split([x.shape[1] for x in floats], 1)
+    g_s, g_q, g_c, *per_head = (g / shard.ranks for g in gradients)
+    classes, positions = targets.unique(return_inverse=True)
+    heads = [HeadGradients(grad_H, P) for grad_H, P in zip(per_head[::2], per_head[1::2], strict=True)]
+    return BatchGradients(H.contiguous(), g_s.squeeze(1), g_q.squeeze(1), g_c, classes, positions, heads)

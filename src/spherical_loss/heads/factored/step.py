@@ -1,0 +1,169 @@
+"""The SGD step of factored heads, in O(N d^2): five updates that are together equal to :func:`dense_step`.
+
+With learning rate ``lr``, weight decay ``l`` and ``r = 1 - lr l``, dense SGD is, with the bias as a column of W,
+
+    W <- r W - lr grad_W = r W B - lr 1 a^T - lr Delta,     grad_W = W A + 1 a^T + Delta,     B = I - (lr / r) A.
+
+R are the rows of Delta that are not zero, one for each class u that occurs, and ``delta`` is their sum. Then
+
+    U   <- r U B
+    w0  <- r w0 - lr (A w0 + a)
+    V_u <- V_u - lr R_u U^-1                           with the new U
+    w   <- r w - lr (A w + D a + delta)
+    Q   <- r^2 Q - r lr (H^T X + X^T H),               X = grad_H - lr / (2 r) Z
+
+where ``H^T grad_H`` is ``grad_W^T W``, and Z is such that ``H^T Z + Z^T H = 2 grad_W^T grad_W``:
+
+    Z = (grad_H + P) A + G + g_s (A w + D a + 2 delta)^T,      G = g_c R_c for each example.
+
+The trace of the last line is the squared norm of the gradient: ``||grad_W||^2 = sum(H * Z)``. docs/how/heads.md has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from spherical_loss.heads.base import selected, target_rows, weighted_sum
+from spherical_loss.heads.factored import transform
+from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
+from spherical_loss.heads.factored.statistics import Span, own
+from spherical_loss.heads.factored.weighted_gram import WeightedGram
+
+FOLD_IN = 32  # steps after which the changes of Q are added up in float64
+
+
+def dense_step(
+    W: Tensor, H: Tensor, targets: Tensor, g_s: Tensor, g_q: Tensor, g_c: Tensor, lr: float, weight_decay: float = 0.0
+) -> Tensor:
+    """What the factored step is equal to: plain SGD on W (D, d), for hidden vectors (N, d) and targets (N, K)."""
+    A = 2 * H.T @ (g_q.unsqueeze(1) * H)
+    a = H.T @ g_s
+    Delta = torch.zeros_like(W)
+    for k in range(targets.shape[1]):
+        Delta.index_add_(0, targets[:, k], g_c[:, k : k + 1] * H)
+    grad_W = W @ A + a + Delta
+    return W - lr * (grad_W + weight_decay * W)
+
+
+class BatchTerms:
+    """What the steps of all heads that saw a batch have in common."""
+
+    def __init__(self, batch: BatchGradients, precise: torch.dtype) -> None:
+        self.batch = batch
+        self.A = WeightedGram(batch.H, batch.g_q)
+        self.a = (batch.H.T @ batch.g_s).to(precise)
+        self.R = target_rows(batch.H, batch.g_c, batch.positions, len(batch.classes))
+        self.R_c = selected(self.R, batch.positions)
+
+
+class HeadStep:
+    """The step of one head: everything that can fail comes first, and :meth:`write` changes the head."""
+
+    def __init__(self, span: Span, gradients: HeadGradients, terms: BatchTerms) -> None:
+        self.head, self.gradients, self.terms = span.head, gradients, terms
+        batch, w = terms.batch, span.head.w
+        self.mine = mine = span.among(batch.classes)
+        self.classes = batch.classes[mine] - span.start
+        self.R = terms.R[mine]
+        delta = self.R.sum(0).to(w.dtype)
+        self.grad_w = terms.A.times_vector(w) + self.head.num_classes * terms.a + delta  # grad_W^T 1
+        G = weighted_sum(own(batch.g_c, batch.positions, mine, len(batch.classes)), terms.R_c)
+        self.Z = G.addmm_(*terms.A.factors(gradients.grad_H + gradients.P)).addr_(batch.g_s, (self.grad_w + delta).to(G.dtype))
+        self.rate, self.decay = 0.0, 1.0
+
+    @cached_property
+    def squared_norm(self) -> Tensor:
+        """``||grad_W||^2``"""
+        return (self.terms.batch.H * self.Z).sum(dtype=self.grad_w.dtype).clamp_min(0)
+
+    def prepare(self, rate: float, decay: float) -> None:
+        """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite, or B has no inverse."""
+        self.rate, self.decay = rate, decay
+        self.X = self.gradients.grad_H.sub(self.Z, alpha=rate / (2 * decay))
+        H, norm = self.terms.batch.H, rate / decay * self.terms.A.norm
+        change = rate * float(torch.linalg.vector_norm(H)) * float(torch.linalg.vector_norm(self.X))  # >= entries of the change
+        if not math.isfinite(norm + change):
+            raise FloatingPointError(_not_finite(self.terms.batch))
+        if norm > 0.9:  # below, every eigenvalue of B is positive
+            self._check_invertible()
+
+    def _check_invertible(self) -> None:
+        rate = self.rate / self.decay
+        eigenvalue = rate * self.terms.A.nearest_eigenvalue(1 / rate)
+        if abs(1 - eigenvalue) < 1e-6:
+            raise ValueError(
+                f"lr={self.rate} makes I - lr A singular (lr A has the eigenvalue {eigenvalue:.8f}): the step would erase a "
+                "direction of W; use a smaller lr"
+            )
+
+    def write(self) -> None:
+        self._update_U()
+        self._update_w0()
+        self._update_V()
+        self._update_w()
+        self._update_Q()
+        self.head.steps += 1
+        self.head.version += 1
+        if len(self.head.U.past) >= transform.MAX_FRAMES:
+            self.head.refactor()
+
+    def _update_U(self) -> None:
+        """``U <- r U B``"""
+        self.H_inverse = self.head.U.multiply_(self.terms.A, self.rate / self.decay, self.decay)
+
+    def _update_w0(self) -> None:
+        """``w0 <- r w0 - lr (A w0 + a)``"""
+        w0 = self.head.w0
+        gradient = self.terms.A.times_vector(w0) + self.terms.a
+        w0.mul_(self.decay).sub_(gradient, alpha=self.rate)
+
+    def _update_V(self) -> None:
+        """``V_u <- V_u - lr R_u U^-1``"""
+        head, read = self.head, self.gradients
+        here, kept = head.kept(self.classes)
+        rows = head.current_rows(kept) if read.current_rows is None else head.carried(read.current_rows, read.frame, kept)
+        head.write_current_rows(kept, rows.sub_(self._R_inverse()[here], alpha=self.rate))
+
+    def _R_inverse(self) -> Tensor:
+        """``R U^-1``; where ``H U^-1`` is known, a sum of its rows."""
+        if self.H_inverse is None:
+            return self.head.U.solve(self.R)
+        batch = self.terms.batch
+        return target_rows(self.H_inverse, batch.g_c, batch.positions, len(batch.classes))[self.mine]
+
+    def _update_w(self) -> None:
+        """``w <- r w - lr (A w + D a + delta)``"""
+        self.head.w.mul_(self.decay).sub_(self.grad_w, alpha=self.rate)
+
+    def _update_Q(self) -> None:
+        """``Q <- r^2 Q - r lr (H^T X + X^T H)``"""
+        if self.head.steps % FOLD_IN == 0:
+            self.head.Q.fold_in()
+        self.head.Q.subtract_(self.terms.batch.H.T, self.X, alpha=self.decay * self.rate, scale=self.decay**2)
+
+
+def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep]:
+    terms = BatchTerms(batch, spans[0].head.w.dtype)
+    return [HeadStep(span, gradients, terms) for span, gradients in zip(spans, batch.heads, strict=True)]
+
+
+def clipping(steps: list[HeadStep], max_grad_norm: float | None, others: float = 0.0) -> float:
+    """What all gradients are multiplied by, as in ``clip_grad_norm_``; ``others`` is the squared norm of those of no head."""
+    if max_grad_norm is None:
+        return 1.0
+    norm = math.sqrt(sum(float(step.squared_norm) for step in steps) + others)
+    return min(1.0, max_grad_norm / (norm + 1e-6)) if math.isfinite(norm) else norm
+
+
+def _not_finite(batch: BatchGradients) -> str:
+    names = {"the hidden vectors": batch.H, "g_s": batch.g_s, "g_q": batch.g_q, "g_c": batch.g_c}
+    bad = {name: (~x.isfinite()).reshape(len(x), -1).any(1).nonzero().flatten().tolist() for name, x in names.items()}
+    found = [f"{name} of {len(rows)} of {len(batch.H)} examples, first {rows[0]}" for name, rows in bad.items() if rows]
+    return (
+        f"NaN or infinity in {' and '.join(found or ['the update'])}: the head was left as it was; "
+        "call zero_grad() and skip this batch, or lower the learning rate"
+    )

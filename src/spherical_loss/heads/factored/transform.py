@@ -1,0 +1,224 @@
+"""U of ``W = V U + 1 w0^T``: what the steps did to all rows alike, with its inverse, accurate over any number of steps.
+
+Deviations. U and its inverse start as the identity and differ from it by many small changes, which would be rounded as ones
+are. So what is kept is the difference from the identity, and weight decay as a number:
+
+    U = scale (I - deviation),      U^-1 = (I + inverse_deviation) / scale.
+
+Frames. A step multiplies U by ``B = I - rate A``, which shrinks some directions. The condition number of U grows exponentially
+with the steps, and what is written through ``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a
+row is a product of contractions and always stable. So U covers only the steps since a recent moment, the start of a frame. When
+its condition number could pass ``MAX_CONDITION``, the frame is closed: U becomes the identity, and a row last written in frame
+k is read as ``V_row past[k] U``, with ``past[k]`` the product of all U between the end of frame k and now. A row moves to the
+current frame when it is written, at the price of one d x d product. After ``MAX_FRAMES`` frames the head brings all rows up
+to date (``FactoredHead.refactor``) and starts over.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from spherical_loss.heads.factored.weighted_gram import WeightedGram
+
+MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
+MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one product for each
+MAX_SHRINKAGE = 1e8  # of U by weight decay in a frame: float32 reaches to 1e38, and so must the inverse
+LARGE_STEP = 0.25  # norm of rate A from which a frame is closed rather than B inverted
+SERIES_ERROR = 5  # of the inverse of B, relative, in units of the rounding error of its dtype; at most
+MAX_RESIDUAL = 50  # of U^-1 U, in the same units, by what was left out of the series: then a Newton step takes it away
+
+
+class RowTransform(nn.Module):
+    """The d x d matrix U, its inverse, and the frames before the current one.
+
+    >>> import torch
+    >>> U, rows = RowTransform(4, torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    >>> U.multiply_(WeightedGram(torch.randn(8, 4, dtype=torch.float64), torch.full((8,), 0.001, dtype=torch.float64)), rate=1)
+    >>> torch.allclose(U.transform(rows), rows @ U.matrix), torch.allclose(U.transform(U.solve(rows)), rows)
+    (True, True)
+    """
+
+    deviation: Tensor
+    inverse_deviation: Tensor
+    past: Tensor
+
+    def __init__(self, d: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("deviation", torch.zeros(d, d, dtype=dtype))
+        self.register_buffer("inverse_deviation", torch.zeros(d, d, dtype=dtype))
+        self.register_buffer("past", torch.zeros(0, d, d, dtype=dtype))
+        self.log_condition = 0.0  # an upper bound of the log of the condition number
+        self.log_scale = 0.0
+        self.residual = 0.0  # how far U^-1 U may be from the identity, because the series of the inverse were cut
+        self.first_frame = 0  # the number of the oldest frame in ``past``
+
+    @property
+    def scale(self) -> float:
+        return math.exp(self.log_scale)
+
+    @property
+    def matrix(self) -> Tensor:
+        """U, as a new tensor."""
+        one = torch.eye(len(self.deviation), dtype=self.deviation.dtype, device=self.deviation.device)
+        return self.scale * (one - self.deviation)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether rows of V are rows of V U, in all frames."""
+        return len(self.past) == 0 and self.scale == 1 and not self.deviation.any()
+
+    @property
+    def condition_bound(self) -> float:
+        """An upper bound of the condition number of U, by the norms of the steps."""
+        return math.exp(self.log_condition)
+
+    @property
+    def frame(self) -> int:
+        """The number of the current frame: it grows for ever."""
+        return self.first_frame + len(self.past)
+
+    # Reading -------------------------------------------------------------------------------------------------------
+
+    def transform(self, rows: Tensor) -> Tensor:
+        """``rows U``, for rows in the current frame."""
+        return torch.addmm(rows, rows, self.deviation, beta=self.scale, alpha=-self.scale)
+
+    def transform_transposed(self, X: Tensor) -> Tensor:
+        """``X U^T``: with it a product ``X (V U)^T`` is one with V."""
+        return torch.addmm(X, X, self.deviation.T, beta=self.scale, alpha=-self.scale)
+
+    def solve(self, rows: Tensor) -> Tensor:
+        """``rows U^-1``"""
+        return torch.addmm(rows, rows, self.inverse_deviation, beta=1 / self.scale, alpha=1 / self.scale)
+
+    def bring_forward_(self, rows: Tensor, frames: Tensor) -> Tensor:
+        """Rows of V to the current frame, in place; ``frames`` has the place of each row's frame in ``past``."""
+        counts = torch.bincount(frames, minlength=len(self.past) + 1).tolist()
+        if counts[-1] == len(rows):
+            return rows
+        if len(rows) in counts[:-1]:  # all of one frame
+            return rows.copy_(rows @ self.past[counts.index(len(rows))])
+        order = frames.argsort()
+        ordered = rows.index_select(0, order)
+        out = ordered.clone()
+        for part, into, transform in zip(ordered.split(counts), out.split(counts), self.past, strict=False):
+            if len(part):
+                torch.mm(part, transform, out=into)
+        return rows.index_copy_(0, order, out)
+
+    # Writing -------------------------------------------------------------------------------------------------------
+
+    def multiply_(self, A: WeightedGram, rate: float, decay: float = 1.0) -> Tensor | None:
+        """``U <- decay U B`` with ``B = I - rate A``, in a new frame if the inverse would lose its accuracy.
+
+        Returns ``H U^-1`` where it is made on the way: if A is not formed.
+        """
+        self.log_condition += _log_condition(rate * A.norm, A.is_positive)
+        self.log_scale += math.log(decay)
+        self._multiply_deviation(A, rate)
+        if self.log_condition > math.log(MAX_CONDITION) or abs(self.log_scale) > math.log(MAX_SHRINKAGE):
+            self.close_frame()
+            return None
+        return self._multiply_inverse(A, rate)
+
+    def close_frame(self) -> None:
+        """Start a new frame: U becomes the identity, and what it was is remembered for the rows not written since."""
+        U = self.matrix
+        self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
+        self._reset()
+
+    def start_over(self) -> None:
+        """All rows are up to date: no frames, and U is the identity."""
+        self.first_frame = self.frame + 1
+        self.past = self.past[:0]
+        self._reset()
+
+    def _reset(self) -> None:
+        self.deviation.zero_()
+        self.inverse_deviation.zero_()
+        self.log_condition = self.log_scale = self.residual = 0.0
+
+    def _multiply_deviation(self, A: WeightedGram, rate: float) -> None:
+        """``I - deviation <- (I - deviation) B``, that is ``deviation += rate (I - deviation) A``."""
+        deviation = self.deviation
+        if A.is_formed:
+            deviation.add_(torch.addmm(A.core, deviation, A.core, alpha=-1), alpha=rate)
+        else:
+            deviation.addmm_(torch.addmm(A.H, A.H, deviation.T, alpha=-1).T, A.weighted_H, alpha=rate)
+
+    def _multiply_inverse(self, A: WeightedGram, rate: float) -> Tensor | None:
+        """``I + inverse_deviation <- B^-1 (I + inverse_deviation)``, by the series ``B^-1 = I + rate A + (rate A)^2 + ...``
+
+        Its products run at full speed where a factorization does not. t terms leave an error of ``||rate A||^(t + 1)``.
+        """
+        inverse, norm, eps = self.inverse_deviation, rate * A.norm, torch.finfo(self.inverse_deviation.dtype).eps
+        error = SERIES_ERROR * eps
+        needed = 1 if norm == 0 else max(1, math.ceil(math.log(error) / math.log(norm)) - 1)
+        terms = 2 ** math.ceil(math.log2(needed))
+        self.residual += norm ** (terms + 1)
+        H_inverse = None
+        if not A.is_formed:  # with C = rate core: H B^-1 = (I + C + C^2 + ...)^T H, and B^-1 = I + rate weighted_H^T H B^-1
+            H_inverse = torch.addmm(A.H, A.H, inverse)
+            H_inverse = torch.addmm(H_inverse, _geometric(rate * A.core, terms).T, H_inverse)
+            inverse.addmm_(A.weighted_H.T, H_inverse, alpha=rate)
+        elif terms == 1:
+            inverse.add_(torch.addmm(A.core, A.core, inverse), alpha=rate)
+        elif terms == 2 and rate**2 * A.rank_one_square[1] < error:
+            y, left_out = A.rank_one_square
+            y_inverse = y + y @ inverse
+            inverse.add_(torch.addmm(A.core, A.core, inverse), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
+            self.residual += rate**2 * left_out
+        else:
+            series = _geometric(rate * A.core, terms)
+            inverse.add_(torch.addmm(series, series, inverse))
+        if self.residual > MAX_RESIDUAL * eps:
+            self._polish_inverse()
+        return None if H_inverse is None else H_inverse.div_(self.scale)
+
+    def _polish_inverse(self) -> None:
+        """A Newton step, which squares the residual ``T = U^-1 U - I``: ``U^-1 <- U^-1 - T U^-1``.
+
+        With ``U U^-1`` instead, the rounding errors would be multiplied by the inverse twice.
+        """
+        deviation, inverse = self.deviation, self.inverse_deviation
+        residual = torch.addmm(inverse - deviation, inverse, deviation, alpha=-1)
+        inverse.sub_(torch.addmm(residual, residual, inverse))
+        self.residual = 0.0
+
+    # State ---------------------------------------------------------------------------------------------------------
+
+    def change_dtype(self, dtype: torch.dtype) -> None:
+        self.deviation, self.inverse_deviation, self.past = (
+            x.to(dtype) for x in (self.deviation, self.inverse_deviation, self.past)
+        )
+
+    def numbers(self) -> tuple[float, float, float]:
+        """The part of the state that is not in tensors."""
+        return self.log_condition, self.log_scale, self.residual
+
+    def set_numbers(self, log_condition: float, log_scale: float, residual: float) -> None:
+        self.log_condition, self.log_scale, self.residual = log_condition, log_scale, residual
+
+
+def _log_condition(norm: float, is_positive: bool) -> float:
+    """A bound of the log of the condition number of ``B = I - rate A``, whose eigenvalues are within ``norm`` of 1."""
+    if norm >= LARGE_STEP:
+        return math.inf
+    return -math.log1p(-norm) if is_positive else 2 * math.atanh(norm)
+
+
+def _geometric(C: Tensor, terms: int) -> Tensor:
+    """``C + C^2 + ... + C^n`` for n terms, a power of two, by doubling: ``G_2n = G_n + C^n G_n``."""
+    if terms == 1:
+        return C
+    power = C @ C
+    G, n = C + power, 2
+    while n < terms:
+        G = torch.addmm(G, power, G)
+        n *= 2
+        if n < terms:
+            power = power @ power
+    return G
