@@ -45,6 +45,13 @@ def test_plain_lines() -> None:
     ]
 
 
+def test_a_trial_that_is_given_up_counts_as_done() -> None:
+    console = Console(file=io.StringIO(), width=150)
+    with make_reporter(console, 2, False) as reporter:
+        reporter.finished(RUN, {"status": "paused", "epochs": 3, "valid": {"error": 0.5}})
+    assert console.file.getvalue() == "[1/2] taylor, seed 3: given up after epoch 3, valid error 50.00%\n"
+
+
 def test_plain_lines_are_few() -> None:
     _, text = told(terminal=False, every=3600.0)
     assert "epoch 4/20" not in text

@@ -35,7 +35,7 @@ class Reporter:
         """After an epoch."""
 
     def finished(self, run: Run, result: dict[str, Any]) -> None:
-        """A run is finished, or has diverged."""
+        """A run is finished, has diverged, or was given up while it paused."""
 
     def note(self, run: Run, text: str) -> None:
         """Something out of the ordinary about a run."""
@@ -46,6 +46,8 @@ def outcome(run: Run, result: dict[str, Any]) -> str:
     label = f"{run.label}, seed {run.seed}"
     if result["status"] == "diverged":
         return f"{label}: diverged in epoch {result['epoch']} at learning rate {run.settings.lr:.3g}"
+    if result["status"] == "paused":
+        return f"{label}: given up after epoch {result['epochs']}, valid {error_text(result['valid'])}"
     return (
         f"{label}: test {error_text(result['test'])}, best of {result['epochs']} epochs: {result['best_epoch']}, "
         f"{result['seconds_per_epoch']:.3g} s per epoch"

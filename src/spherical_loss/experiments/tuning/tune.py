@@ -32,7 +32,7 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.running.progress import make_reporter
-from spherical_loss.experiments.running.train_all import train_all
+from spherical_loss.experiments.running.train_all import Results, train_all
 from spherical_loss.experiments.running.workers import Workers
 from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.settings import Run, Settings, check, check_loss, resolved
@@ -68,16 +68,19 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
         planned = [Run(name, loss, options.seed + i, filled) for i in range(runs)]
         value = math.inf
         for until in rungs(settings.epochs, options.reduction):
-            results: list[dict[str, Any]] = []
+            results: Results = {}
             for together in [[run] for run in planned] if workers is None else [planned]:
-                results += train_all(together, options.out, reporter, False, workers, until).values()
-                if any(result["status"] == "diverged" for result in results):
+                results |= train_all(together, options.out, reporter, False, workers, until)
+                if any(result["status"] == "diverged" for result in results.values()):
                     return math.inf
-            value = math.fsum(judged(result, criterion) for result in results) / runs  # in any order the same, unlike sum
-            if all(result["status"] == "finished" for result in results):
+            values = [judged(result, criterion) for result in results.values()]
+            value = math.fsum(values) / runs  # in any order the same, unlike sum
+            if all(result["status"] == "finished" for result in results.values()):
                 break
             trial.report(value, until)
             if trial.should_prune():
+                for run, result in results.items():
+                    reporter.finished(run, result)
                 raise optuna.TrialPruned
         return value
 
