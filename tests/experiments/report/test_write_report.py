@@ -178,7 +178,13 @@ def test_numbers_of_pictures_keep_their_digits() -> None:
     ("name", "text", "said"),
     [
         ("missing.json", "{", r"missing\.json is damaged .* it is of the form"),
-        ("runs/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, is none that 'spherical-loss collect' writes \(KeyError: 'run'\)"),
+        ("missing.json", "[1]", r"missing\.json is damaged .* it is of the form"),
+        ("missing.json", '{"ptb": 1}', r"missing\.json is damaged .* it is of the form"),
+        (
+            "runs/x.jsonl",
+            '{"a": 1}\n',
+            r"x\.jsonl, line 1, is none that 'spherical-loss collect' writes \(.*it has no 'name'\)",
+        ),
         ("tuning/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, is none that"),
     ],
 )

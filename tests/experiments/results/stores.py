@@ -59,6 +59,7 @@ def line_of(run: Run, valid: list[dict[str, Any]], test: dict[str, Any], seconds
     history = {
         "epoch": list(range(1, n + 1)),
         "lr": [run.settings.lr] * n,
+        "train_loss": [1.0] * n,
         "valid": {key: [record[key] for record in valid] for key in valid[0]},
         "train_seconds": [seconds] * n,
         "seconds": [seconds + 1] * n,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -20,18 +22,20 @@ from spherical_loss.experiments.training.settings import ImageSettings, Language
 from spherical_loss.experiments.training.train import train
 from tests.experiments.results.stores import diverged_line, image_line, study
 
-RECORD = {"epoch": 1, "lr": 0.1, "train_loss": 1 / 3, "valid": {"loss": 0.2, "nll": None, "error": 0.123456789}, "seconds": 1.5}
+VALID = {"loss": 0.2, "nll": None, "error": 0.123456789}
+RECORD = {"epoch": 1, "lr": 0.1, "train_loss": 1 / 3, "valid": VALID, "seconds": 1.5, "train_seconds": 1.0}
+SECONDS = {"seconds_per_epoch": 1.5, "seconds_to_best": 1.5}
 
 
-def finished_folder(out: Path, run: Run, error: float = 0.123456789, epochs: int = 2) -> Path:
+def finished_folder(out: Path, run: Run, error: float = 0.123456789, epochs: int = 2, **metrics: float) -> Path:
     """What training leaves behind."""
     folder = RunFolder(out, run)
     folder.create()
-    valid = {"loss": 0.2, "nll": None, "error": error}
+    valid = {"loss": 0.2, "nll": None, "error": error, **metrics}
     for epoch in range(epochs):
         folder.log({**RECORD, "epoch": epoch + 1, "valid": valid})
-    result = {"status": "finished", "best_epoch": 1, "epochs": epochs, "valid": valid, "test": {**valid, "error": error / 2}}
-    folder.finish(result, None)
+    result = {"status": "finished", "best_epoch": 1, "epochs": epochs, **SECONDS, "valid": valid}
+    folder.finish({**result, "test": {**valid, "error": error / 2}}, None)
     return folder.path
 
 
@@ -63,7 +67,8 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_heads_are_part_of_the_label(tmp_path: Path) -> None:
-    finished_folder(tmp_path / "out", Run("no-such-text", "taylor", 0, LanguageSettings(lr=1.0, head=("gram",))))
+    gram = Run("text", "taylor", 0, LanguageSettings(lr=1.0, head=("gram",)))
+    finished_folder(tmp_path / "out", gram, perplexity=9.0, top10=0.5)
     collected(tmp_path / "out", tmp_path / "results")
     assert read_runs(tmp_path / "results")[0].label == "taylor/gram"
 
@@ -121,6 +126,58 @@ def test_damaged_lines_are_named(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(UserError, match=r"mnist\.jsonl, line 2, is damaged"):
         read_runs(tmp_path)
+
+
+CONFIG, RESULT = "config.json", "result.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (RESULT, lambda x: x.clear(), "has no 'status'"),
+        (RESULT, lambda x: x["test"].clear(), "'test' has no 'loss'"),
+        (RESULT, lambda x: x["valid"].update(error="<script>"), "'error' of 'valid' is '<script>'"),
+        (RESULT, lambda x: x["valid"].update(error=math.nan), "'error' of 'valid' is nan"),
+        (RESULT, lambda x: x.update(data={"D": -1}), "'D' of 'data' is -1"),
+        (CONFIG, lambda x: x.update(task="../../escaped"), "'task' of it is '../../escaped'"),
+        (CONFIG, lambda x: x.update(task="cifar10"), "its task is cifar10, but it lies in mnist"),
+        (CONFIG, lambda x: x.update(loss=["taylor"]), r"'loss' of it is \['taylor'\]"),
+        (CONFIG, lambda x: x["settings"].update(lr={}), "'lr' of 'settings' is {}"),
+        (CONFIG, lambda x: x.pop("settings"), "'settings' is None"),
+        ("environment.json", lambda x: x.pop("versions"), "'versions' is None"),
+    ],
+)
+def test_collect_checks_what_it_reads(tmp_path: Path, name: str, change: Callable[[Any], object], said: str) -> None:
+    folder = finished_folder(tmp_path / "out", run())
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
+    before = sorted(tmp_path.parent.rglob("*"))
+    with pytest.raises(UserError, match=rf"{name} is damaged \(.*{said}.*delete {folder}"):
+        collected(tmp_path / "out", tmp_path / "results")
+    assert sorted(tmp_path.parent.rglob("*")) == before  # nothing was written, here or elsewhere
+
+
+@pytest.mark.parametrize("content", [b"[]", b"1", b"\xff\xfe", b"", b"[" * 100_000, b'{"status": "finished"}\n\0'])
+def test_any_content_of_a_file_is_a_message(tmp_path: Path, content: bytes) -> None:
+    folder = finished_folder(tmp_path / "out", run())
+    for path in (folder / name for name in (RESULT, CONFIG, "environment.json", "metrics.jsonl")):
+        before = path.read_bytes()
+        path.write_bytes(content + b"\n")
+        with pytest.raises(UserError, match=f"{path} is damaged"):
+            collected(tmp_path / "out", tmp_path / "results")
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("name", ["a\\b", "../a", "a/b", "", "<b>", 1, None])
+def test_a_name_that_is_none_of_ours(tmp_path: Path, name: Any) -> None:
+    add_runs(tmp_path, [image_line("taylor", 0, 0.01)])
+    path = tmp_path / "runs" / "mnist.jsonl"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "name": name}) + "\n")
+    with pytest.raises(UserError, match=r"mnist\.jsonl, line 1, is none that .*'name' of it is"):
+        read_runs(tmp_path)
+    with pytest.raises(UserError, match=r"mnist\.jsonl, line 1, is none that"):
+        add_runs(tmp_path, [image_line("taylor", 1, 0.01)])
 
 
 def study_of(folder: Path, name: str, trials: dict[float, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -57,8 +58,10 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
 def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, RUN)
     folder.create()
-    (folder.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo')
-    assert folder.history() == [{"epoch": 1}]
+    valid = {"loss": 1.0, "error": 0.5, "nll": None}
+    record = {"epoch": 1, "lr": 0.1, "train_loss": 1.0, "valid": valid, "seconds": 1.0, "train_seconds": 1.0}
+    (folder.path / "metrics.jsonl").write_text(json.dumps(record) + '\n{"epo')
+    assert folder.history() == [record]
     assert folder.load_checkpoint() is None
     assert folder.history() == []
 

@@ -11,8 +11,9 @@ import optuna
 from optuna.trial import TrialState
 
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.results.store import Study, add_runs, add_studies, line_of, run_folders
-from spherical_loss.experiments.training.run_folder import read_json
+from spherical_loss.experiments.results.store import Study, add_runs, add_studies, line_of, read_config, run_folders
+from spherical_loss.experiments.training.records import of_language
+from spherical_loss.experiments.training.run_folder import read_result
 from spherical_loss.experiments.training.tasks import TASKS
 from spherical_loss.experiments.tuning.tune import finished_trials, judged, judged_by, rounded
 
@@ -22,7 +23,7 @@ Group = list[Path]
 
 def collect(runs: Path, results: Path, trials: bool, say: Callable[[str], None]) -> None:
     """Add the runs and studies of ``runs`` to ``results``. Runs of trials are left out unless ``trials``."""
-    configs = {folder: read_json(folder / "config.json") for folder in run_folders(runs)}
+    configs = {folder: read_config(folder) for folder in run_folders(runs)}
     databases = sorted(runs.glob("*/tune.db"))
     if not configs and not databases:
         raise UserError(
@@ -77,7 +78,7 @@ def is_trial(trial: dict[str, Any], group: Group, configs: dict[Path, Config]) -
     settings, loss = configs[group[0]]["settings"], configs[group[0]]["loss"]
     if any(settings.get(key) != value for key, value in trial["values"].items()):
         return False
-    results = [read_json(folder / "result.json") for folder in group]
+    results = [read_result(folder / "result.json", of_language(settings)) for folder in group]
     if any(result["status"] == "diverged" for result in results):
         return trial["value"] is None
     values = [judged(result, judged_by(loss, settings["monitor"])) for result in results]

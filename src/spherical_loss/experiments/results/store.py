@@ -19,7 +19,19 @@ from typing import Any, TypeVar
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.locks import locked
-from spherical_loss.experiments.training.run_folder import read_history, read_json
+from spherical_loss.experiments.training.records import (
+    check,
+    check_all,
+    check_config,
+    check_environment,
+    check_history,
+    check_result,
+    check_study,
+    is_name,
+    is_text,
+    of_language,
+)
+from spherical_loss.experiments.training.run_folder import read_history, read_json, read_result
 from spherical_loss.experiments.training.settings import label_of
 
 DIGITS = 6
@@ -89,43 +101,53 @@ def read_runs(results: Path) -> list[StoredRun]:
 
 
 def read_studies(results: Path) -> list[Study]:
-    return read_all(results / "tuning", lambda line: Study(**line))
+    return read_all(results / "tuning", study_of)
 
 
 def read_missing(results: Path) -> dict[str, str]:
     """Why there are no runs of a task, by task: missing.json, which is written by hand."""
     path = results / "missing.json"
     try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
+        missing = json.loads(path.read_bytes()) if path.exists() else {}
+        check_all(missing, "it", is_text)
+        return missing
+    except (ValueError, RecursionError) as error:
         raise UserError(f'{path} is damaged ({error}); it is of the form {{"task": "why it was not run"}}') from error
 
 
 def read_all(folder: Path, made_of: Callable[[Line], T]) -> list[T]:
     """What the lines of all files of a folder say."""
-    found = []
-    for path in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(read_lines(path), 1):
-            try:
-                found.append(made_of(line))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise UserError(f"{path}, line {number}, is none that 'spherical-loss collect' writes ({reason})") from error
-    return found
+    return [made for path in sorted(folder.glob("*.jsonl")) for _, made in read_lines(path, made_of)]
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path, made_of: Callable[[Line], T]) -> list[tuple[Line, T]]:
+    """The lines of a file of the store, and what is made of them."""
     lines = []
-    for number, text in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+    for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
         try:
-            lines.append(json.loads(text))
-        except ValueError as error:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}, is damaged ({error}); take it out, or get the file from git") from error
+        try:
+            lines.append((line, made_of(line)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{path}, line {number}, is none that 'spherical-loss collect' writes ({reason})") from error
     return lines
 
 
+def study_of(line: Line) -> Study:
+    check_study(line)
+    return Study(**line)
+
+
 def run_of(line: dict[str, Any]) -> StoredRun:
-    config = line["run"]
+    check(line, "it", name=is_name)
+    config, history, sizes = line["run"], records(line["history"]), line.get("data", {})
+    check_config(config)
+    check_environment(line["environment"])
+    check_result({**line["result"], "data": sizes}, of_language(config["settings"]))
+    check_history(history, of_language(config["settings"]))
     return StoredRun(
         line["name"],
         config["task"],
@@ -134,21 +156,34 @@ def run_of(line: dict[str, Any]) -> StoredRun:
         config["settings"],
         line["environment"],
         line["result"],
-        records(line["history"]),
-        line.get("data", {}),
+        history,
+        sizes,
     )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a run folder, OUT/TASK/RUN."""
+
+    def check_place(config: Any) -> None:
+        check_config(config)
+        if config["task"] != folder.parent.name:
+            raise ValueError(f"its task is {config['task']}, but it lies in {folder.parent.name}")
+
+    return read_json(folder / "config.json", check_place)
 
 
 def line_of(folder: Path) -> dict[str, Any]:
     """The line of a run folder that has a result."""
-    result = read_json(folder / "result.json")
+    config = read_config(folder)
+    language = of_language(config["settings"])
+    result = read_result(folder / "result.json", language)
     sizes = result.pop("data", None)
     line = {
         "name": folder.name,
-        "run": read_json(folder / "config.json"),
-        "environment": read_json(folder / "environment.json"),
+        "run": config,
+        "environment": read_json(folder / "environment.json", check_environment),
         "result": rounded(result),
-        "history": rounded(columns(read_history(folder / "metrics.jsonl"))),
+        "history": rounded(columns(read_history(folder / "metrics.jsonl", language))),
     }
     return {**line, "data": sizes} if sizes else line
 
@@ -196,6 +231,7 @@ def add_runs(results: Path, lines: Iterable[dict[str, Any]]) -> int:
         ((line["run"]["task"], line["name"], line) for line in lines),
         key=lambda line: (line["run"]["loss"], line["run"]["seed"], line["name"]),
         newer=lambda old, new: False,
+        made_of=run_of,
     )
 
 
@@ -206,11 +242,16 @@ def add_studies(results: Path, studies: Iterable[Study]) -> int:
         ((study.task, study.name, rounded(vars(study))) for study in studies),
         key=lambda line: (line["loss"], line["name"]),
         newer=lambda old, new: len(new["trials"]) > len(old["trials"]),
+        made_of=study_of,
     )
 
 
 def merge(
-    folder: Path, added: Iterable[tuple[str, str, Line]], key: Callable[[Line], Any], newer: Callable[[Line, Line], bool]
+    folder: Path,
+    added: Iterable[tuple[str, str, Line]],
+    key: Callable[[Line], Any],
+    newer: Callable[[Line, Line], bool],
+    made_of: Callable[[Line], object],
 ) -> int:
     """Add lines, given with their file and name, to the files in ``folder``; a file is replaced as a whole, or not at all."""
     by_file: dict[str, dict[str, Line]] = {}
@@ -221,7 +262,7 @@ def merge(
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{file}.jsonl"
         with locked(path.with_name(path.name + ".lock")):
-            there = {line["name"]: line for line in read_lines(path)}
+            there = {line["name"]: line for line, _ in read_lines(path, made_of)}
             new = {name: line for name, line in lines.items() if name not in there or newer(there[name], line)}
             if new:
                 ordered = sorted({**there, **new}.values(), key=key)

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,24 +33,38 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.atomic import named, write_atomically, write_json
 from spherical_loss.experiments.files.failures import warn
 from spherical_loss.experiments.files.locks import locked
+from spherical_loss.experiments.training.records import check_history, check_result, of_language
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.files import PARTIAL, DamagedFileError, load, save
 
 
-def read_json(path: Path) -> Any:
-    """A file of a run folder."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); delete {path.parent} to repeat this run") from error
+def read_json(path: Path, check: Callable[[Any], None]) -> Any:
+    """A file of a run folder, if it passes the check."""
+    with damage_named(path):
+        value = json.loads(path.read_bytes())
+        check(value)
+        return value
 
 
-def read_history(path: Path) -> list[dict[str, Any]]:
+def read_result(path: Path, language: bool) -> dict[str, Any]:
+    return read_json(path, partial(check_result, language=language))
+
+
+def read_history(path: Path, language: bool) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl; a line that was cut short is left out."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    with damage_named(path):
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        history = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        check_history(history, language)
+        return history
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """An error of a value in ``path`` becomes a message with the remedy."""
     try:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-    except ValueError as error:
+        yield
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); delete {path.parent} to repeat this run") from error
 
 
@@ -76,6 +91,7 @@ class RunFolder:
     def __init__(self, root: Path, run: Run) -> None:
         self.run = run
         self.path = root / run.task / run.name
+        self.language = of_language(run.as_dict()["settings"])
 
     def lock(self, wait: bool, waiting: Callable[[], None]) -> AbstractContextManager[None]:
         """Keep other processes out of this folder; see :func:`~spherical_loss.experiments.files.locks.locked`."""
@@ -100,11 +116,11 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """What the run came to, or None if it is not finished."""
         path = self.path / "result.json"
-        return read_json(path) if path.exists() else None
+        return read_result(path, self.language) if path.exists() else None
 
     def history(self) -> list[dict[str, Any]]:
         """The epochs' metrics; a line that was cut short is left out."""
-        return read_history(self.path / "metrics.jsonl")
+        return read_history(self.path / "metrics.jsonl", self.language)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append an epoch's metrics."""
