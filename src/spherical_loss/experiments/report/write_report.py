@@ -416,6 +416,6 @@ def beside(results: dict[int, dict[str, Any]], row: Row | None, column: Column) 
 
 
 def tested_text(claim: Claim, name: str, runs: Sequence[StoredRun]) -> str:
-    """A verdict, with its p value if there is one."""
-    row, _ = tested(claim, name, runs) or ([], "")
-    return f"{row[1]} (p = {row[4]}, n = {row[6]})" if row[4] != "-" else row[1]
+    """A verdict, with its p value if there is one, on how many pairs of runs, of how many epochs."""
+    row, epochs = tested(claim, name, runs) or ([], "")
+    return f"{row[1]} (p = {row[4]}, n = {row[6]}, {epochs} epochs)" if row[4] != "-" else row[1]
