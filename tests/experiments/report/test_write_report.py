@@ -132,6 +132,22 @@ def test_every_loss_has_its_longest_runs_and_a_claim_those_of_both() -> None:
     assert claim(report.claim_rows(pairs, {}), "Taylor beats softmax in error on MNIST")[-2:] == ["2", "9"]
 
 
+def test_other_activations_are_no_part_of_a_table() -> None:
+    runs = runs_of(*errors("taylor", 0.02, epochs=2), *errors("taylor", 0.01, epochs=9, activation="exp"))
+    assert [run.settings["epochs"] for group in table_groups("mnist-random-splits", runs) for run in group.runs] == [2]
+    section = report.others_section(runs)
+    assert section is not None
+    assert "epochs 9, " in section.body
+    assert "activation exp" in section.body
+
+
+def test_many_epochs_of_a_few_words_are_not_long() -> None:
+    few = text_line("taylor", 0, 400.0, words=5000, epochs=20)
+    few["data"]["train"], few["result"]["epochs"] = 5000, 20
+    first, second = table_groups("ptb", runs_of(few, text_line("taylor", 0, 250.0, epochs=2)))
+    assert ("words" in first.conditions, "words" in second.conditions) == (False, True)
+
+
 def test_the_table_has_the_longest_runs() -> None:
     short, longer = errors("taylor", 0.02, 0.03, 0.01, epochs=3), errors("taylor", 0.01, epochs=6)
     for lines in ((*short, *longer), (*longer, *short)):

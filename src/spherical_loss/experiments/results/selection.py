@@ -116,17 +116,20 @@ def validation(runs: Sequence[StoredRun]) -> float:
 
 
 def trained(run: StoredRun) -> float:
-    """How long a run was trained: in epochs; of an online pass, in words."""
+    """How long a run was trained: in epochs, and on a text, which may be a part of the paper's, in words."""
     if not run.finished:
         return 0.0
-    return float(run.data.get("train", 0)) if run.settings.get("online") else float(run.result["epochs"])
+    if "vocabulary" not in run.settings:
+        return float(run.result["epochs"])
+    words = run.data.get("train") or run.settings.get("words") or 0
+    return float(words if run.settings.get("online") else words * run.result["epochs"])
 
 
 def table_groups(name: str, runs: Sequence[StoredRun]) -> list[Group]:
     """The runs that belong to a table of the paper, by their conditions: first those that were trained for the longest, of
     those the ones that differ least from the paper's, of those the ones of most of its losses, and of those the most."""
     table = TABLES[name]
-    mine = [run for run in runs if table_of(run.task, SimpleNamespace(**run.settings)) is table]
+    mine = [run for run in runs if table_of(run.task, SimpleNamespace(**run.settings)) is table and has_relu(run)]
     groups = [group_of(part) for part in grouped(mine)]
 
     def rank(group: Group) -> tuple[float, int, int, int]:
@@ -135,6 +138,11 @@ def table_groups(name: str, runs: Sequence[StoredRun]) -> list[Group]:
         return -max(trained(run) for run in group.runs), different, -len(covered), -finished(group.runs)
 
     return sorted(groups, key=rank)
+
+
+def has_relu(run: StoredRun) -> bool:
+    """Whether the network is the paper's tables' own; its other activations are another experiment."""
+    return run.settings.get("activation", "relu") == "relu"
 
 
 def table_group(groups: Sequence[Group]) -> Group:
