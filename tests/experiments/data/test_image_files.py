@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def test_truncated_gzip(small_data: Callable[[str], Path], cut: int) -> None:
         (lambda raw: raw[:-5], "header promises"),
         (lambda raw: raw + b"\0", "header promises"),
         (lambda raw: b"", "starts with nothing"),
+        (lambda raw: raw[:4] + struct.pack(">3I", 2**31, 2**31, 4), "header promises 18446744073709551632"),  # 0 in 64 bits
     ],
 )
 def test_wrong_idx(small_data: Callable[[str], Path], change: Callable[[bytes], bytes], why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import json
 import math
 import shutil
@@ -180,6 +181,20 @@ def test_a_finished_run_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_settings_that_a_loss_does_not_have_do_not_make_another_run() -> None:
     assert make_run(loss="taylor", eps=0.5).name == make_run(loss="taylor").name
     assert make_run(loss="spherical", eps=0.5).name != make_run(loss="spherical").name
+
+
+def test_tensorboard_on_a_full_disk_is_an_error_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*taylor-seed0-.*/tensorboard'"):
+        train(make_run(), tmp_path, Reporter(), tensorboard=True)
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:

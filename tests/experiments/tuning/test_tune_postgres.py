@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import time
 from multiprocessing.process import BaseProcess
@@ -43,8 +44,21 @@ def open_study(folder: Path, address: str) -> optuna.Study:
     return tune.open_study("digits", cli.Tune(settings, "taylor", runs=1, out=folder / "runs", storage=address))
 
 
-def searching(folder: Path, name: str, address: str) -> BaseProcess:
-    arguments = ["tune", "digits", "--loss", "taylor", "--trials", "6", "--runs", "1", "--epochs", "1", "--batch-size", "200"]
+def searching(folder: Path, name: str, address: str, trials: int = 6) -> BaseProcess:
+    arguments = [
+        "tune",
+        "digits",
+        "--loss",
+        "taylor",
+        "--trials",
+        str(trials),
+        "--runs",
+        "1",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "200",
+    ]
     files = ["--storage", address, "--out", str(folder / "runs"), "--store", str(folder / "tuned.json"), "--quiet"]
     inside, gate = folder / f"{name}-inside", folder / f"{name}-gate"
     return start(search_and_wait, inside, gate, [*arguments, *files])
@@ -69,15 +83,26 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path, monkeypat
         (tmp_path / "survivor-gate").touch()
         assert exit_code(processes["survivor"]) == 0
         finished = study.get_trials(states=(TrialState.COMPLETE,))
+
+        stored = json.loads((tmp_path / "tuned.json").read_text())["digits"]["taylor"]
+        last = searching(tmp_path, "last", address, trials=9)
+        while not (tmp_path / "last-inside").exists():
+            assert last.is_alive()
+            time.sleep(0.05)
+        last.kill()
+        assert exit_code(last) == -signal.SIGKILL
+        assert TrialState.RUNNING in [trial.state for trial in study.trials]
+        (tmp_path / "nothing-left-to-do-gate").touch()
+        assert exit_code(searching(tmp_path, "nothing-left-to-do", address)) == 0
+        assert TrialState.RUNNING not in [trial.state for trial in study.trials]
         study._storage.remove_session()
         study._storage._backend.engine.dispose()
     rates = [trial.params["lr"] for trial in finished]
     assert len(running) == 2
     assert all(params["lr"] in rates for params in running)  # the killed one was taken up again
     assert len(rates) == len(set(rates)) == 6
-    assert len(list((tmp_path / "runs/digits").glob("taylor-*/result.json"))) == 6
+    assert len(list((tmp_path / "runs/digits").glob("taylor-*/result.json"))) == 7  # one more was made before the last kill
     best = min(finished, key=lambda trial: trial.value)
-    stored = json.loads((tmp_path / "tuned.json").read_text())["digits"]["taylor"]
     assert stored["values"] == {"lr": tune.rounded(best.params["lr"])}
     assert stored["found"]["trials"] == 6
 
@@ -88,3 +113,39 @@ def test_no_server_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[st
     error = capsys.readouterr().err
     assert "cannot be used" in error
     assert "Traceback" not in error
+
+
+def test_a_server_that_dies_is_a_message_without_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tune, "HEARTBEAT", 1)
+    with postgres_server() as address:
+        folder = Path(address.partition("host=")[2])
+
+        def kill_the_server(*arguments: object) -> float:
+            os.kill(int((folder / "data" / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
+            time.sleep(3)  # heartbeats fail, too
+            return 1.0
+
+        monkeypatch.setattr(train, "train_epoch", kill_the_server)
+        storage = address.replace("tester@", "tester:hush%40hush@")
+        options = ["--storage", storage, "--out", str(tmp_path), "--epochs", "1", "--runs", "1", "--store", str(tmp_path / "t")]
+        assert cli.main(["tune", "digits", *options]) == 1
+    said = "".join(capfd.readouterr())
+    assert "tester:***@" in said
+    assert "cannot be used" in said
+    assert "Traceback" not in said
+    assert "hush" not in said
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("rest", ["host:port/x", "host:99999999/x", "host:-1/x", "[/x", "/x", "pass@host/x", ""])
+def test_a_broken_address_is_a_message_without_the_password(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], rest: str
+) -> None:
+    address = f"postgresql://me:hush@hush/hush@{rest}"
+    assert cli.main(["tune", "digits", "--storage", address, "--out", str(tmp_path), "--quiet"]) == 1
+    said = "".join(capfd.readouterr())
+    assert "cannot be used" in said
+    assert "Traceback" not in said
+    assert "hush" not in said

@@ -12,6 +12,7 @@ Every byte is checked for what it claims to be, and nothing is ever unpickled. D
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from functools import lru_cache
 from importlib.metadata import distribution
@@ -102,7 +103,7 @@ def read_idx(path: Path, dimensions: int, dataset: str) -> np.ndarray:
     if len(content) < header:
         raise _damaged(path, f"it ends within its header, after {len(content)} bytes", dataset)
     shape = [int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4)]
-    size = header + int(np.prod(shape, dtype=np.int64))
+    size = header + math.prod(shape)
     if len(content) != size:
         raise _damaged(path, f"it has {len(content)} bytes, but its header promises {size} (shape {tuple(shape)})", dataset)
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

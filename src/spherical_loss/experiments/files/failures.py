@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from spherical_loss.experiments.data.folder import VARIABLE, data_folder
@@ -12,6 +15,22 @@ from spherical_loss.experiments.data.folder import VARIABLE, data_folder
 def warn(text: str) -> None:
     """Say that something was wrong and has been put right; also where progress is not asked for, and on a worker."""
     print(f"spherical-loss: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def silent_threads(*kinds: type[BaseException]) -> Iterator[None]:
+    """A thread of a library that dies of one of these prints no traceback: what it did is missed by this one, which says so."""
+    hook = threading.excepthook
+
+    def print_others(failure: threading.ExceptHookArgs) -> None:
+        if not issubclass(failure.exc_type, kinds):
+            hook(failure)
+
+    threading.excepthook = print_others
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
 
 
 def explain(error: OSError) -> str:

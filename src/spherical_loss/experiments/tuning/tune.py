@@ -17,18 +17,22 @@ import hashlib
 import json
 import math
 import re
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
 from rich.console import Console
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.failures import silent_threads
 from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.running.progress import make_reporter
@@ -94,6 +98,7 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
             at_once = 1 if workers is None else max(1, workers.count // runs)
             while (missing := options.trials - len(finished_trials(study))) > 0:
                 study.optimize(objective, n_trials=missing, n_jobs=min(at_once, missing), callbacks=[enough])
+        let_go_of_dead_trials(study)
         best, trials = study.best_trial, len(finished_trials(study))
     if best.value is None or not math.isfinite(best.value):
         raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
@@ -139,15 +144,54 @@ def judged_by(loss: str, monitor: str) -> str:
 def database_errors(storage: str | None) -> Iterator[None]:
     """What goes wrong with the database becomes a message; the runs themselves are kept in any case."""
     try:
-        yield
+        with silent_threads(SQLAlchemyError, optuna.exceptions.StorageInternalError):  # those of the heartbeats
+            yield
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
         raise UserError("--storage postgresql://... needs a driver: pip install 'spherical-loss[postgres]'") from error
-    except (ImportError, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        where = storage or "the SQLite file"
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the study's database, {where}, cannot be used: {reason}; see --storage") from error
+    except Exception as error:
+        reason = database_error(error)
+        if reason is None:
+            raise
+        where = without_password(storage, storage) if storage else "the SQLite file"
+        reason = without_password(reason, storage or "")
+        raise UserError(f"the study's database, {where}, cannot be used: {reason}; see --storage") from None
+
+
+def database_error(error: BaseException | None) -> str | None:
+    """What the database says, if that is what led to the error: Optuna has errors of its own on top when a server is gone."""
+    found = None
+    while error is not None:
+        if isinstance(error, (ImportError, SQLAlchemyError, optuna.exceptions.StorageInternalError)):
+            found = str(error).splitlines()[0]
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def without_password(text: str, storage: str) -> str:
+    """``text`` with stars for the password of ``storage``, and for any part of one that was cut at the wrong place.
+
+    >>> without_password("no host b@c in postgresql://me:a%40b@c/x?password=d", "postgresql://me:a%40b@c/x?password=d")
+    'no host b@c in postgresql://me:***@c/x?password=***'
+    """
+    secrets = re.findall(r"(?:://[^:/@]*:)(.*)@|password=([^&\s]*)", storage)
+    found = {secret for pair in secrets for secret in pair if secret}
+    found |= {unquote(secret) for secret in found}
+    found |= {part for secret in found for part in re.split("[@:/]", secret) if len(part) > 2}
+    for secret in sorted(found, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def let_go_of_dead_trials(study: optuna.Study) -> None:
+    """Trials whose process has died do not count as under way for ever: they fail when they have missed two heartbeats."""
+    deadline = time.monotonic() + 2 * HEARTBEAT + 2
+    while study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) and time.monotonic() < deadline:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
+            optuna.storages.fail_stale_trials(study)
+        time.sleep(0.2)
 
 
 def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) -> Settings:
@@ -182,11 +226,15 @@ def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 def open_study(name: str, options: Tune) -> optuna.Study:
     """The study of these settings, new or from the database; its name has a hash of the settings, as runs have."""
     loss, seed, storage = options.loss, options.seed, options.storage
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning has the traceback of what is raised anyway
     if storage is None:
         (options.out / name).mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{options.out / name / 'tune.db'}"
     storage = re.sub("^postgres(ql)?://", "postgresql+psycopg://", storage)  # the driver of our extra
+    try:
+        make_url(storage)
+    except ValueError as error:  # a port that is not a number
+        raise ArgumentError(str(error)) from error
     settings = dataclasses.asdict(options.settings)
     criterion = judged_by(loss, options.settings.monitor)
     text = json.dumps([seed, options.runs, options.reduction, criterion, settings], sort_keys=True)
