@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.timing import Work, interleaved, readable, show, with_spread
 from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
-from spherical_loss.experiments.models.language_model import LanguageModel, language_optimizer
+from spherical_loss.experiments.models.language_model import HEADS, LanguageModel, language_optimizer
 from spherical_loss.experiments.training.settings import LanguageSettings
 from spherical_loss.experiments.training.tasks import RATES
 
@@ -25,7 +26,7 @@ class Step:
     def __init__(self, name: str, loss: Loss, head: str, width: int) -> None:
         rates = RATES[name]
         settings = LanguageSettings(lr=rates["lr"], output_rate=rates["output_rate"], layers=1, width=width)
-        self.network, self.loss = LanguageModel(D, settings, head), loss
+        self.network, self.loss = LanguageModel(D, settings, partial(HEADS[head], init="zero")), loss
         frequencies = 1 / torch.arange(1.0, D + 1)
         self.network.head.set_bias(loss.prior_bias(frequencies))
         self.optimizer = language_optimizer(self.network, settings)

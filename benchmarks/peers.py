@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.steps import Step
-from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
+from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
+from spherical_loss.heads import LikelihoodLayer, SampledSoftmax
 
 
 def dense_softmax(d: int, D: int, lr: float = 0.1) -> Step:
@@ -38,40 +39,38 @@ def fused_softmax(d: int, D: int, lr: float = 0.1) -> Step:
 
 def sampled_softmax(d: int, D: int, negatives: int, lr: float = 0.1) -> Step:
     """Shared negatives from a log-uniform distribution, corrected for it, sparse gradients: an approximation."""
-    return trained(SampledSoftmaxHead(d, D, negatives=negatives), lr)
+    return trained(SampledSoftmax(d, D, negatives), lr)
 
 
-class NoiseContrastiveHead(SampledSoftmaxHead):
+class NoiseContrastive(SampledSoftmax):
     """Tells targets from noise, with the outputs as unnormalized log-probabilities: an approximation.
 
     Reference: A. Mnih, Y. W. Teh, A fast and simple algorithm for training neural probabilistic language models, 2012.
     """
 
-    def training_loss(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """``-log sigma(o_c - log E_c) - sum_k log(1 - sigma(o_k - log E_k))`` over the negatives k, which a batch shares."""
-        noise = self.noise(target.device)
-        classes = torch.cat([target, noise])
-        W, b = F.embedding(classes, self.weight, sparse=True), self.bias[classes] - self.log_expected_count(classes)
-        N = len(target)
-        positive = (hidden * W[:N]).sum(1) + b[:N]
-        negative = torch.addmm(b[N:], hidden, W[N:].T)
-        return (F.softplus(-positive) + F.softplus(negative).sum(1)).mean()
+    def training_log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
+        """``log sigma(o_c - log E_c) + sum_k log(1 - sigma(o_k - log E_k))`` over the negatives k, which a batch shares."""
+        drawn = self.draw()
+        positive, negative = self._outputs(H, classes, drawn)
+        expected = self.log_expected_count(torch.cat([classes, drawn])).to(H.dtype)
+        positive, negative = positive - expected[: len(classes)], negative - expected[len(classes) :]
+        return -F.softplus(-positive) - F.softplus(negative).sum(1)
 
 
 def noise_contrastive(d: int, D: int, negatives: int, lr: float = 0.1) -> Step:
-    return trained(NoiseContrastiveHead(d, D, negatives=negatives), lr)
+    return trained(NoiseContrastive(d, D, negatives), lr)
 
 
 def adaptive_softmax(d: int, D: int, lr: float = 0.1) -> Step:
     """``nn.AdaptiveLogSoftmaxWithLoss``: a model of its own, with smaller matrices for rarer classes."""
-    return trained(AdaptiveSoftmaxHead(d, D), lr)
+    return trained(AdaptiveSoftmax(d, D), lr)
 
 
-def trained(head: SampledSoftmaxHead | AdaptiveSoftmaxHead, lr: float) -> Step:
-    optimizer = torch.optim.SGD(head.parameters(), lr)
+def trained(layer: LikelihoodLayer, lr: float) -> Step:
+    optimizer = torch.optim.SGD(layer.parameters(), lr)
 
     def step(hidden: Tensor, target: Tensor) -> None:
-        head.training_loss(hidden, target).backward()
+        layer(hidden, target).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

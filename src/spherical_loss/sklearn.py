@@ -24,6 +24,7 @@ except ImportError as error:
 
 from spherical_loss.base import Loss, SphericalLoss
 from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
+from spherical_loss.learning_rate import STABLE_SHARE, stable_lr
 from spherical_loss.losses import (
     AbsSoftmaxLoss,
     SoftmaxBoundLoss,
@@ -100,7 +101,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         head: str = "auto",
         hidden_layer_sizes: tuple[int, ...] = (100,),
         learning_rate: float = 0.01,
-        factored_step: float = 0.2,
+        factored_step: float = STABLE_SHARE,
         weight_decay: float = 0.0,
         max_iter: int = 200,
         batch_size: int | str = "auto",
@@ -309,7 +310,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         group["lr"] = rate * self.learning_rate
         if isinstance(optimizer, FactoredSGD):
             # Never above that of the first step: it grows with the outputs, and they with it, without end.
-            stable = stable_rate(optimizer.head)
+            stable = stable_lr(optimizer.head)
             self._first_rate = self._first_rate or stable
             group["lr"] = rate * self.factored_step * min(stable, self._first_rate)
             group["weight_decay"] = rate * self.learning_rate * self.weight_decay / group["lr"] if group["lr"] > 0 else 0.0
@@ -373,12 +374,6 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = max(1, 2**22 // max(1, X.shape[1]))  # as dense rows, 32 MiB of float64
         with torch.no_grad():
             yield from (self.network_.hidden(X[i : i + rows]) for i in range(0, X.shape[0], rows))
-
-
-def stable_rate(head: FactoredHead) -> float:
-    """``1 / trace(A)`` of the last backward pass: SGD multiplies W by ``I - lr A``, whose eigenvalues then stay above 0."""
-    trace = sum(float((2 * b.g_q.abs() * b.H.square().sum(1)).sum()) for b in head.gradients)
-    return 1 / trace if trace > 0 else 0.0
 
 
 def _positive_integer(value: Any) -> bool:

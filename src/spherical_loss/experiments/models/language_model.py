@@ -7,29 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spherical_loss import Loss, SphericalLoss
+from spherical_loss import AdaptiveSphericalSoftmax, Loss, SampledSoftmax, SphericalLoss
 from spherical_loss.experiments.data.corpora import TextSet
 from spherical_loss.experiments.data.simlex import agreement
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.models.network import Network, activation
-from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmaxHead, SampledSoftmaxHead
+from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
 from spherical_loss.experiments.training.metrics import reported
 from spherical_loss.experiments.training.settings import LanguageSettings
-from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead
+from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head, LikelihoodLayer, TopK
+from spherical_loss.learning_rate import suggested_lr
 
-HEADS: dict[str, Callable[[int, int], Any]] = {
-    "dense": partial(DenseHead, init="zero"),
-    "gram": partial(GramHead, init="zero"),
-    "factored": partial(FactoredHead, init="zero"),
-    "sampled": partial(SampledSoftmaxHead, init="zero"),
-    "adaptive": AdaptiveSoftmaxHead,
-}
+HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
+FREQUENT = 2_000  # classes of the softmax of the adaptive spherical softmax, and half of the classes at most
 BATCH = 500  # examples that are evaluated at once
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows anew for each time
 
@@ -41,7 +36,7 @@ class LanguageModel(Network):
     gram and the factored head neither :meth:`objective` nor its gradient computes the logits.
     """
 
-    def __init__(self, D: int, settings: LanguageSettings, head: str) -> None:
+    def __init__(self, D: int, settings: LanguageSettings, make_head: Callable[[int, int], Head | LikelihoodLayer]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(D, settings.embedding, sparse=True)
         layers: list[nn.Module] = []
@@ -52,31 +47,37 @@ class LanguageModel(Network):
             layers += [nn.Linear(inputs, width), *activation(settings.activation, width, spatial=False, last=last)]
             inputs = width
         self.trunk = nn.Sequential(*layers)
-        self.head = HEADS[head](inputs, D)
+        self.head: Any = make_head(inputs, D)
 
     def hidden(self, x: Tensor) -> Tensor:
         """``(N, d)`` for contexts ``(N, context)``."""
         return self.trunk(self.embedding(x).flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits, ``(N, D)``."""
-        return self.head.logits(self.hidden(x))
+        """The logits, ``(N, D)``, or log-probabilities, which are their own logits: ``softmax(log p) = p``."""
+        hidden = self.hidden(x)
+        return self.head.log_prob(hidden) if isinstance(self.head, LikelihoodLayer) else self.head.logits(hidden)
 
     def objective(self, x: Tensor, target: Tensor, loss: Loss) -> Tensor:
         hidden = self.hidden(x)
+        if isinstance(self.head, LikelihoodLayer):
+            return self.head(hidden, target).loss
         if isinstance(loss, SphericalLoss):
             return loss(self.head(hidden, target))
-        if self.training and isinstance(self.head, SampledSoftmaxHead | AdaptiveSoftmaxHead):
-            return self.head.training_loss(hidden, target)
         return loss(self.head.logits(hidden), target)
 
+    def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
+        """The ``k`` most probable words after hidden vectors ``(N, d)``."""
+        return self.head.topk(hidden, k) if isinstance(self.head, LikelihoodLayer) else self.head.topk(hidden, k, loss)
+
     def output_weights(self, classes: Tensor) -> Tensor | None:
-        """Rows of W, ``(n, d)``; the adaptive softmax has none that could be compared."""
-        if isinstance(self.head, AdaptiveSoftmaxHead):
+        """Rows of W, ``(n, d)``; the adaptive layers have none that could be compared."""
+        head = self.head.head if isinstance(self.head, SampledSoftmax) else self.head
+        if isinstance(head, LikelihoodLayer):
             return None
-        if isinstance(self.head, FactoredHead):
-            return self.head.rows(classes)[:, : self.head.in_features]
-        return self.head.weight.detach()[classes]
+        if isinstance(head, FactoredHead):
+            return head.rows(classes)[:, : head.in_features]
+        return head.weight.detach()[classes]
 
 
 def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> LanguageModel:
@@ -86,13 +87,13 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
     """
     if len(settings.head) != 1:
         raise UserError(f"--head is {' '.join(settings.head)}, but here it must be one of them")
-    network = LanguageModel(train.D, settings, settings.head[0])
+    network = LanguageModel(train.D, settings, lambda d, D: made_head(settings.head[0], d, train, loss))
     for module in network.trunk:
         if isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             nn.init.zeros_(module.bias)
     head = network.head
-    if isinstance(head, AdaptiveSoftmaxHead):  # starts as torch starts it
+    if isinstance(head, LikelihoodLayer):  # has started already
         return network
     if loss.has_prior_bias:
         head.set_bias(loss.prior_bias(train.frequencies.float()))
@@ -101,12 +102,25 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
     return network
 
 
-class FactoredAndTrunkSGD(torch.optim.SGD):
-    """Plain SGD of the trunk, and the exact SGD of a factored head at ``output_rate`` times its learning rate."""
+def made_head(name: str, d: int, train: TextSet, loss: Loss) -> Head | LikelihoodLayer:
+    """An output layer: a likelihood at its start, a head with zero weights and biases."""
+    D, frequencies = train.D, train.frequencies
+    if name == "sampled":
+        return SampledSoftmax(d, D, frequencies=frequencies, proposal="log-uniform")
+    if name == "adaptive":  # starts as torch starts it
+        return AdaptiveSoftmax(d, D)
+    if name == "adaptive-spherical":
+        assert isinstance(loss, SphericalLoss)
+        return AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, frequencies)
+    return HEADS[name](d, D, init="zero")
 
-    def __init__(self, trunk: list[nn.Parameter], head: FactoredHead, lr: float, output_rate: float) -> None:
-        super().__init__(trunk, lr)
-        self.factored, self.output_rate = FactoredSGD(head, lr * output_rate), output_rate
+
+class SGDBesideFactored(torch.optim.SGD):
+    """Plain SGD of parameters, and the exact SGD of a factored head at ``multiple`` times the first learning rate."""
+
+    def __init__(self, groups: Any, lr: float, head: FactoredHead, multiple: float) -> None:
+        super().__init__(groups, lr)
+        self.factored, self.multiple = FactoredSGD(head, lr * multiple), multiple
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -114,7 +128,7 @@ class FactoredAndTrunkSGD(torch.optim.SGD):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         value = super().step(closure)  # a closure makes the gradients of both
-        self.factored.param_groups[0]["lr"] = self.param_groups[0]["lr"] * self.output_rate
+        self.factored.param_groups[0]["lr"] = self.param_groups[0]["lr"] * self.multiple
         try:
             self.factored.step()
         except ValueError as error:  # a step so large that it erases a direction of W
@@ -126,11 +140,17 @@ def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> to
     """Plain SGD, with a learning rate of its own for the output layer."""
     assert settings.lr is not None
     assert settings.output_rate is not None
-    trunk = [*network.embedding.parameters(), *network.trunk.parameters()]
-    if isinstance(network.head, FactoredHead):
-        return FactoredAndTrunkSGD(trunk, network.head, settings.lr, settings.output_rate)
-    output = network.head.parameters()
-    groups: list[dict[str, Any]] = [{"params": trunk}, {"params": output, "lr": settings.lr * settings.output_rate}]
+    trunk, head = [*network.embedding.parameters(), *network.trunk.parameters()], network.head
+    if isinstance(head, FactoredHead):
+        return SGDBesideFactored(trunk, settings.lr, head, settings.output_rate)
+    groups: list[dict[str, Any]] = [
+        {"params": trunk},
+        {"params": head.parameters(), "lr": settings.lr * settings.output_rate},
+    ]
+    if isinstance(head, AdaptiveSphericalSoftmax):
+        assert isinstance(head.tail, FactoredHead)
+        rate = settings.tail_rate or suggested_lr(head.tail, head.loss, settings.batch_size) / settings.lr
+        return SGDBesideFactored(groups, settings.lr, head.tail, rate)
     return torch.optim.SGD(groups, settings.lr)
 
 
@@ -181,7 +201,7 @@ def ranking(network: LanguageModel, loss: Loss, data: TextSet) -> dict[str, floa
             x, target = data.batch(part.to(device))
             hidden.append(network.hidden(x))
             targets.append(target)
-        best = network.head.topk(torch.cat(hidden), min(10, data.D), loss).classes
+        best = network.topk(torch.cat(hidden), min(10, data.D), loss).classes
         hit = best == torch.cat(targets).unsqueeze(1)
         hits += torch.stack([hit[:, 0].sum(), hit.sum()])
     top1, top10 = (1 - hits.double() / len(data.ranked)).tolist()

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from spherical_loss import Loss
 
 
+STATISTICS = ("dense", "gram", "factored")
+LIKELIHOOD = (*STATISTICS, "adaptive-spherical")  # the loss of its tail
+
+
 @dataclass(frozen=True)
 class LossEntry:
     """A loss, its name in the paper's tables, its class, its options, and where ``tune`` looks for them (on a log scale)."""
@@ -20,7 +24,7 @@ class LossEntry:
     """In :mod:`spherical_loss`; a name, so that the command line need not import torch."""
     defaults: dict[str, float | None] = field(default_factory=dict)
     search: dict[str, tuple[float, float]] = field(default_factory=dict)
-    heads: tuple[str, ...] = ("dense", "gram", "factored")
+    heads: tuple[str, ...] = STATISTICS
     """The output layers of the language model that it works with: all that make statistics, for the losses of the family."""
 
 

@@ -38,8 +38,10 @@ def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Setti
     for loss in losses:
         check_loss(loss, settings)
     settings = RECIPES[task].prepare(settings, quiet)
-    filled = {loss: resolved(settings, loss, open_values(task, loss, settings)) for loss in losses}
-    return [Run(task, loss, seed, each) for seed in seeds for loss in losses for each in each_head(filled[loss], loss)]
+    filled = {
+        loss: [resolved(each, loss, open_values(task, loss, each)) for each in each_head(settings, loss)] for loss in losses
+    }
+    return [Run(task, loss, seed, each) for seed in seeds for loss in losses for each in filled[loss]]
 
 
 def each_head(settings: Settings, loss: str) -> list[Settings]:

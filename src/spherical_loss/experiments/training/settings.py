@@ -68,9 +68,10 @@ class ImageSettings(Settings):
 class LanguageSettings(Settings):
     """Settings of the language models."""
 
-    head: tuple[Literal["dense", "gram", "factored", "sampled", "adaptive"], ...] = ("dense",)
+    head: tuple[Literal["dense", "gram", "factored", "adaptive-spherical", "sampled", "adaptive"], ...] = ("dense",)
     """Output layers: dense computes the logits; gram and factored do not, and are exact all the same, for the losses of the
-    family; sampled and adaptive are what softmax has instead. With several, a loss takes those that it works with."""
+    family; adaptive-spherical is a softmax over the 2,000 most frequent words, with the loss over the others; sampled and
+    adaptive are what softmax has instead. With several, a loss takes those that it works with."""
     layers: int | None = None
     """Hidden layers."""
     width: int | None = None
@@ -81,6 +82,8 @@ class LanguageSettings(Settings):
     """Size of a word's embedding."""
     output_rate: float | None = None
     """Learning rate of the output layer, as a multiple of --lr."""
+    tail_rate: float | None = None
+    """Learning rate of the tail of the adaptive-spherical head, as a multiple of --lr; by default suggested_lr says it."""
     vocabulary: int | Literal["full"] = 10_000
     """Words that are told apart, with <unk> and <eos>; full: all that occur --min-count times."""
     min_count: int = 2
@@ -163,7 +166,7 @@ def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
 def check(settings: Settings) -> None:
     """Raise a :class:`UserError` for a value that makes no sense."""
     positive = {"lr", "eps", "a", "batch_size", "epochs", "patience", "halve_after", "width", "threads"}
-    positive |= {"context", "embedding", "output_rate", "min_count", "words"}
+    positive |= {"context", "embedding", "output_rate", "tail_rate", "min_count", "words"}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         option = "--" + field.name.replace("_", "-")
@@ -184,7 +187,7 @@ def check(settings: Settings) -> None:
 
 def check_language(settings: LanguageSettings) -> None:
     if not settings.head:
-        raise UserError("--head needs one head at least, of: dense, gram, factored, sampled, adaptive")
+        raise UserError("--head needs one head at least, of: dense, gram, factored, adaptive-spherical, sampled, adaptive")
     if settings.layers is not None and settings.layers < 0:
         raise UserError(f"--layers is {settings.layers}, but must not be negative")
     if settings.momentum or settings.weight_decay:

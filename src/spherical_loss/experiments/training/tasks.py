@@ -37,9 +37,12 @@ class Task:
 def open_values(task: str, loss: str, settings: Settings) -> dict[str, Any]:
     """Values for what ``settings`` leave open: the task's and the loss's defaults, and over them the tuned ones."""
     entry = TASKS[task]
-    shallow = entry.shallow.get(loss, {}) if getattr(settings, "layers", None) == 0 else {}
-    tuned = tuned_values(task, loss, settings)
-    return {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **shallow, **tuned}
+    # The rates of the adaptive spherical softmax are those of its softmax, which has most of the probability.
+    rated = "softmax" if getattr(settings, "head", ()) == ("adaptive-spherical",) else loss
+    shallow = entry.shallow.get(rated, {}) if getattr(settings, "layers", None) == 0 else {}
+    tuned = tuned_values(task, rated, settings)
+    values = {**entry.values.get(loss, {}), **entry.values.get(rated, {})}
+    return {"lr": entry.lr, **LOSSES[loss].defaults, **values, **shallow, **tuned}
 
 
 def language_task(summary: str, settings: LanguageSettings, losses: tuple[str, ...], values: dict[str, dict[str, Any]]) -> Task:

@@ -1,0 +1,77 @@
+r"""A learning rate to start from, for SGD on an output layer and a loss of the family: two limits, and a share of each.
+
+Write :math:`g_q = \partial L / \partial q` and :math:`g_c = \partial L / \partial o_c`, x for a hidden vector with the one that
+stands for the bias, and N for the batch size. A step multiplies W by :math:`I - lr A`, with :math:`A = 2 E[g_q x x^T]`, and
+adds :math:`-lr g_c x / N` to the row of each target.
+
+**Stability.** All eigenvalues of :math:`I - lr A` are positive for :math:`lr < 1 / (2 E[g_q] |x|^2)`. For the Taylor softmax
+with zero weights and biases that is :math:`D / |x|^2`. Where targets follow from the inputs, this is the only limit.
+
+**Noise.** Where they do not, as with words, each occurrence of a target moves its row along whatever x there was, and the
+contraction takes it back. In equilibrium the row of class c, of probability :math:`p_c`, has the covariance
+:math:`lr\, p_c g_c^2 / (4 N g_q)` in every direction, which adds to q and costs :math:`lr |x|^2 E[g_c^2] / (4 N)` nats.
+
+With biases that match the frequencies :math:`E[g_c^2]` is about :math:`2 D \min(p)` for the Taylor softmax: it is the rarest
+classes that limit the rate. For the spherical softmax both limits are those of the Taylor softmax times eps.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from spherical_loss.base import SphericalLoss
+from spherical_loss.heads.base import Head
+from spherical_loss.heads.factored import FactoredHead
+from spherical_loss.statistics import statistics_dtype
+
+STABLE_SHARE = 0.2  # of the largest rate that is stable at the start; above 0.25 steps of a factored head get expensive
+NOISE = 0.4  # nats
+
+
+def suggested_lr(
+    head: Head, loss: SphericalLoss, batch_size: int, hidden_square: float | None = None, noise: float | None = NOISE
+) -> float:
+    """A learning rate for SGD on a head that has not been trained: right within a factor of some 3, to be refined by a search.
+
+    Args:
+        head: with zero weights and the biases it starts from, such as ``loss.prior_bias(frequencies)``.
+        loss: of the family, reduced by its mean.
+        batch_size: N, the examples of a step; for the tail of an :class:`AdaptiveSphericalSoftmax`, those of the whole batch.
+        hidden_square: the mean squared norm of a hidden vector; d if None, as after a layer normalization.
+        noise: nats of the loss that may be noise at this rate, which should fall from there. None if the targets follow from
+            the inputs: then stability alone decides.
+
+    >>> from spherical_loss import TaylorSoftmaxLoss
+    >>> head, loss = FactoredHead(63, 1_000_000, init="zero"), TaylorSoftmaxLoss()
+    >>> round(suggested_lr(head, loss, batch_size=512, noise=None))  # 0.2 D / (d + 1)
+    3125
+    """
+    if batch_size < 1 or (hidden_square is not None and not hidden_square > 0) or (noise is not None and not noise > 0):
+        raise ValueError(
+            f"batch_size is {batch_size}, hidden_square {hidden_square} and noise {noise}, but those given must be positive"
+        )
+    square = (head.in_features if hidden_square is None else hidden_square) + head.has_bias
+    g_q, g_c_squared = _slopes(loss, head.logits(torch.zeros(head.in_features)).detach())
+    if not g_q > 0:
+        raise ValueError(
+            f"{loss} does not depend on q where this head starts, so no learning rate follows from it: "
+            "start from loss.prior_bias(frequencies), or search over several decades"
+        )
+    stable = STABLE_SHARE / (2 * g_q * square)
+    return stable if noise is None else min(stable, 4 * noise * batch_size / (square * g_c_squared))
+
+
+def _slopes(loss: SphericalLoss, outputs: torch.Tensor) -> tuple[float, float]:
+    """``E[g_q]`` and ``E[g_c^2]`` where all examples have these outputs (D,), and targets as probable as they say."""
+    o = outputs.to(statistics_dtype(outputs.device)).requires_grad_()
+    s, q = o.detach().sum().requires_grad_(), o.detach().square().sum().requires_grad_()
+    p = loss.probabilities(o.detach()) if loss.is_likelihood else torch.full_like(o, 1 / len(o)).detach()
+    mean = (p * loss.formula(s, q, o, len(o))).sum()
+    g_q, g_c = torch.autograd.grad(mean, [q, o], materialize_grads=True)
+    return float(g_q), float((g_c.square() / p).sum())
+
+
+def stable_lr(head: FactoredHead) -> float:
+    """The largest learning rate that is certainly stable, ``1 / trace(A)``, as the last backward pass found it."""
+    trace = sum(float((2 * b.g_q.abs() * b.H.square().sum(1)).sum()) for b in head.gradients)
+    return 1 / trace if trace > 0 else 0.0
