@@ -33,8 +33,8 @@ def relative(x, y):
     return float((x - y).norm() / y.norm())
 
 
-@pytest.mark.parametrize(("N", "d", "steps"), [(16, 8, 20_000), (8, 24, 4_000)])  # N > d / 2, through d x d; and N x N
-def test_twenty_thousand_float32_steps(N, d, steps):
+@pytest.mark.parametrize(("N", "d", "steps"), [(16, 8, 3_000), (8, 24, 4_000)])  # N > d / 2, through d x d; and N x N
+def test_thousands_of_float32_steps(N, d, steps):
     """Against dense float64 SGD, whose gradient is written out here: autograd would take most of the time.
 
     At this learning rate dense float32 SGD ends 1.6e-5 away from float64 (weights, 6,000 steps); at 100 times the rate it
