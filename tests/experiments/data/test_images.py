@@ -7,10 +7,9 @@ import pytest
 import sklearn.datasets
 import torch
 
-from spherical_loss.experiments.data.image_files import Pixels, TrainTest
+from spherical_loss.experiments.data.image_files import Pixels, TrainTest, read_digits
 from spherical_loss.experiments.data.images import split_images
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.training.tasks import digits_data
 
 
 def numbered(n: int, n_test: int) -> TrainTest:
@@ -80,7 +79,7 @@ def test_flips_in_training_only() -> None:
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
-    expected, (train, test) = sklearn.datasets.load_digits(), digits_data()
+    expected, (train, test) = sklearn.datasets.load_digits(), read_digits()
     assert np.array_equal(np.concatenate([train.images, test.images])[..., 0], expected.images)
     assert np.array_equal(np.concatenate([train.labels, test.labels]), expected.target)
     assert len(test.labels) == 360
