@@ -17,7 +17,7 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.running import compare
 from spherical_loss.experiments.training import train
 from spherical_loss.experiments.training.settings import LanguageSettings, Settings
-from spherical_loss.experiments.training.tasks import TASKS
+from spherical_loss.experiments.training.tasks import TASKS, open_values
 from spherical_loss.experiments.tuning import tune, tuned
 from tests.support.processes import exit_code, start
 
@@ -221,6 +221,15 @@ def test_a_killed_trial_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_is_given_is_not_searched() -> None:
     task = TASKS["ptb"]
-    trial = FixedTrial({"lr": 0.5, "width": 500})
+    trial = FixedTrial({"lr": 0.5, "width": 500, "output_rate": 12.345})
     found = tune.suggested(trial, task, "taylor", dataclasses.replace(task.settings, layers=2))
-    assert (found.lr, found.layers, found.width) == (0.5, 2, 500)
+    assert (found.lr, found.layers, found.width, found.output_rate) == (0.5, 2, 500, 12.3)
+
+
+def test_the_search_of_a_language_model_starts_from_what_is_known(tmp_path: Path) -> None:
+    options = cli.Tune(dataclasses.replace(TASKS["ptb"].settings, width=300), "spherical", out=tmp_path)
+    known = open_values("ptb", "spherical", options.settings)
+    queued = [trial.system_attrs["fixed_params"] for trial in tune.open_study("ptb", options).trials]
+    assert queued[0] == {key: known[key] for key in ("lr", "eps", "layers", "output_rate")}  # the width is given
+    assert [trial["lr"] / known["lr"] for trial in queued] == pytest.approx([1, 3, 1 / 3, 10])
+    assert {trial["layers"] for trial in queued} == {known["layers"]}

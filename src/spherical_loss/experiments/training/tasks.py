@@ -30,8 +30,9 @@ class Task:
     """The same for a network without hidden layers."""
     lr_range: tuple[float, float] = (1e-3, 1.0)
     """Where ``tune`` looks for the learning rate."""
-    search: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Other settings that ``tune`` searches, such as layers and widths, and their ranges; integers, on a log scale."""
+    search: dict[str, tuple[int, int] | tuple[float, float]] = field(default_factory=dict)
+    """Other settings that ``tune`` searches, such as layers and widths, and their ranges, on a log scale; integers are for
+    whole numbers."""
 
 
 def open_values(task: str, loss: str, settings: Settings) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def language_task(summary: str, settings: LanguageSettings, losses: tuple[str, .
         values=values,
         shallow=SHALLOW,
         lr_range=(0.01, 300.0),
-        search={"layers": (1, 4), "width": (200, 2000)},
+        search={"layers": (1, 4), "width": (200, 2000), "output_rate": (1.0, 300.0)},
     )
 
 

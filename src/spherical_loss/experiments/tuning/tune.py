@@ -201,12 +201,17 @@ def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) ->
     values: dict[str, Any] = {"lr": trial.suggest_float("lr", low, high, log=True)}
     for key, (a, b) in LOSSES[loss].search.items():
         values[key] = trial.suggest_float(key, a, b, log=True)
-    for key, (first, last) in task.search.items():
-        if getattr(settings, key) is None:
-            values[key] = trial.suggest_int(key, first, last, log=True)
+    for key, (first, last) in searched(task, settings).items():
+        suggest: Any = trial.suggest_int if isinstance(first, int) else trial.suggest_float
+        values[key] = suggest(key, first, last, log=True)
     # Rounded, so that the stored values are exactly those of the run that was measured.
     exact: dict[str, Any] = {key: rounded(value) for key, value in values.items()}
     return dataclasses.replace(settings, **exact)
+
+
+def searched(task: Task, settings: Settings) -> dict[str, tuple[int, int] | tuple[float, float]]:
+    """What of ``task.search`` the settings leave open."""
+    return {key: limits for key, limits in task.search.items() if getattr(settings, key) is None}
 
 
 def rounded(value: float) -> float:
@@ -255,8 +260,10 @@ def open_study(name: str, options: Tune) -> optuna.Study:
             **open_values(name, loss, options.settings),
             **{key: value for key, value in settings.items() if value is not None},
         }
-        low, high = TASKS[name].lr_range
+        task = TASKS[name]
+        low, high = task.lr_range
+        others = [*LOSSES[loss].search, *(key for key in searched(task, options.settings) if key in known)]
         for factor in (1, 3, 1 / 3, 10):
             lr = min(max(factor * known["lr"], low), high)
-            study.enqueue_trial({"lr": lr, **{key: known[key] for key in LOSSES[loss].search}}, skip_if_exists=True)
+            study.enqueue_trial({"lr": lr, **{key: known[key] for key in others}}, skip_if_exists=True)
     return study
