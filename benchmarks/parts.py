@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from benchmarks import gram, growth, language, losses, mnist_step, quality, refactoring, side_by_side
+from benchmarks import adaptive, gram, growth, language, losses, mnist_step, quality, refactoring, side_by_side
 from benchmarks.summary import print_summary
 
 PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "losses": lambda results: losses.run(),
     "gram": lambda results: gram.run(),
     "side-by-side": lambda results: side_by_side.run(),
+    "adaptive": lambda results: adaptive.run(),
     "refactoring": lambda results: refactoring.run(),
     "growth": growth.run,
     "mnist": lambda results: mnist_step.run(),

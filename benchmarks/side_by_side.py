@@ -18,6 +18,7 @@ from benchmarks import peers
 from benchmarks.steps import WORD_MODEL, FactoredStep, Row, Step, batches, parameter_step, step_flops
 from benchmarks.timing import (
     Spread,
+    Work,
     copy_rate,
     interleaved,
     matmul_rate,
@@ -84,7 +85,7 @@ def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS) -> lis
     return [{**same, "name": "FactoredHead + Taylor softmax", "kind": "exact", **limits(ours, N, d, rows)}, *rows]
 
 
-def against(ours: FactoredStep, step: Step, data: Iterator[tuple[Tensor, Tensor]], seconds: float) -> Row:
+def against(ours: Work, step: Step, data: Iterator[tuple[Tensor, Tensor]], seconds: float) -> Row:
     """A peer in turns with ours: as often as ``seconds`` allow, and ours several times beside a slow one."""
 
     def peer() -> None:

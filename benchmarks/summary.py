@@ -17,6 +17,12 @@ FACTORED_GOALS = {
     "nn.AdaptiveLogSoftmaxWithLoss": 30.0,
     "sampled softmax, 1,024 negatives": 1.0,
 }
+ADAPTIVE_GOALS = {  # by part and peer
+    ("step", "dense + cross-entropy + SGD"): 500.0,
+    ("step", "nn.AdaptiveLogSoftmaxWithLoss"): 20.0,
+    ("step", "sampled softmax, 1,024 negatives"): 1 / 1.3,
+    ("scores", "dense log_softmax"): 300.0,
+}
 MEMORY, GROWTH, REFACTORING = 0.1, 1.15, 0.1
 
 
@@ -40,6 +46,11 @@ def summary(measured: dict[str, Any]) -> Iterator[Line]:
         if row["size"] == "word model" and row["name"] in FACTORED_GOALS and row["ratio"] is not None:
             size, goal = f"N={row['N']}, d={row['d']}, D={row['D']:,}", FACTORED_GOALS[row["name"]]
             yield f"{row['name']} / FactoredHead ({size})", with_spread(row["ratio"]), f"{goal:,g}x"
+    for row in measured.get("adaptive", []):
+        if (compared := (row["part"], row.get("name"))) in ADAPTIVE_GOALS:
+            size, what = f"N={row['N']}, d={row['d']}, D={row['D']:,}", "" if row["part"] == "step" else ", scores"
+            reach = f"{ADAPTIVE_GOALS[compared]:.3g}x"
+            yield f"{row['name']} / AdaptiveSphericalSoftmax{what} ({size})", with_spread(row["ratio"]), reach
     for row in measured.get("refactoring", []):
         N, d, D = WORD_MODEL
         yield f"share of the time for refactoring (N={N}, d={d}, D={D:,})", f"{row['share']:.1%}", f"{REFACTORING:.0%} at most"

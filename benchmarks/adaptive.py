@@ -1,0 +1,151 @@
+"""AdaptiveSphericalSoftmax: a training step beside its peers, its growth with D, and scoring, in tokens per second."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import peers
+from benchmarks.side_by_side import SECONDS, against
+from benchmarks.steps import WORD_MODEL, Row, Step, batches
+from benchmarks.timing import interleaved, readable, show, with_spread
+from spherical_loss import AdaptiveSphericalSoftmax, FactoredHead, FactoredSGD, TaylorSoftmaxLoss
+from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
+from spherical_loss.learning_rate import suggested_lr
+
+FREQUENT = 2_000
+OURS = "AdaptiveSphericalSoftmax"
+PEERS: dict[str, tuple[str, Callable[[int, int], Step]]] = {
+    "dense + cross-entropy + SGD": ("exact", peers.dense_softmax),
+    "nn.AdaptiveLogSoftmaxWithLoss": ("another model", peers.adaptive_softmax),
+    "sampled softmax, 1,024 negatives": ("approximation", lambda d, D: peers.sampled_softmax(d, D, 1024)),
+}
+CLASSES = (10**4, 10**5, 10**6)  # of the sweep
+
+
+class AdaptiveStep:
+    """A training step: forward, backward, SGD of the softmax and exact SGD of the tail."""
+
+    def __init__(self, N: int, d: int, D: int) -> None:
+        self.layer = started(d, D)
+        self.layer.train()
+        tail = self.layer.tail
+        assert isinstance(tail, FactoredHead)
+        square = next(batches(N, d, D))[0].square().sum(1).mean().item()
+        lr = suggested_lr(tail, self.layer.loss, N, square)
+        self.optimizers = torch.optim.SGD(self.layer.parameters(), lr=0.1), FactoredSGD(tail, lr)
+        self.batches = batches(N, d, D)
+
+    def __call__(self) -> None:
+        hidden, target = next(self.batches)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.layer(hidden, target).loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def started(d: int, D: int) -> AdaptiveSphericalSoftmax:
+    layer = AdaptiveSphericalSoftmax(d, D, FREQUENT)
+    assert isinstance(layer.tail, FactoredHead)
+    for rows in layer.tail.V.split(2**18):  # memory that was never written would be paid for in the steps
+        rows.mul_(1)
+    return layer.eval()
+
+
+def steps(N: int, d: int, D: int, seconds: float) -> list[Row]:
+    """The layer beside each of its peers, in turns."""
+    ours = AdaptiveStep(N, d, D)
+    for _ in range(3):
+        ours()
+    rows = []
+    for name, (kind, make) in PEERS.items():
+        found = against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
+        rows.append({"part": "step", "name": name, "kind": kind, "N": N, "d": d, "D": D, **found})
+        gc.collect()
+    return rows
+
+
+def growth(N: int, d: int, classes: tuple[int, ...], repeats: int) -> list[Row]:
+    """The step against D."""
+    times = interleaved({str(D): AdaptiveStep(N, d, D) for D in classes}, repeats, warmup=repeats // 5)
+    return [{"part": "growth", "N": N, "d": d, "D": int(D), "seconds": t.spread} for D, t in times.items()]
+
+
+def scores(N: int, d: int, D: int, seconds: float) -> list[Row]:
+    """Log-probabilities of N targets under each model, exact for each; ours beside each of the others, in turns."""
+    layer, family, data = started(d, D), family_scorer(d, D), batches(N, d, D)
+
+    def ours() -> Tensor:
+        hidden, target = next(data)
+        with torch.no_grad():
+            return layer.log_prob(hidden, target)
+
+    rows = []
+    makers: dict[str, Callable[[int, int], Step]] = {
+        "dense log_softmax": dense_scorer,
+        "nn.AdaptiveLogSoftmaxWithLoss": adaptive_scorer,
+        "TaylorSoftmaxLoss of FactoredHead": lambda d, D: family,
+    }
+    for name, make in makers.items():
+        found = against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
+        rows.append({"part": "scores", "name": name, "N": N, "d": d, "D": D, **found})
+        gc.collect()
+    return rows
+
+
+def dense_scorer(d: int, D: int) -> Step:
+    linear = nn.Linear(d, D)
+
+    @torch.no_grad()
+    def score(hidden: Tensor, target: Tensor) -> Tensor:
+        return F.log_softmax(linear(hidden), 1).gather(1, target.unsqueeze(1))
+
+    return score
+
+
+def adaptive_scorer(d: int, D: int) -> Step:
+    layer = AdaptiveSoftmax(d, D).eval()
+
+    @torch.no_grad()
+    def score(hidden: Tensor, target: Tensor) -> Tensor:
+        return layer.log_prob(hidden, target)
+
+    return score
+
+
+def family_scorer(d: int, D: int) -> Step:
+    """The plain family: the loss of the statistics is the exact score."""
+    head, loss = FactoredHead(d, D, init="zero").eval(), TaylorSoftmaxLoss(reduction="none")
+
+    @torch.no_grad()
+    def score(hidden: Tensor, target: Tensor) -> Tensor:
+        return -loss(head(hidden, target))
+
+    return score
+
+
+def run(size: tuple[int, int, int] = WORD_MODEL, classes: tuple[int, ...] = CLASSES, seconds: float = SECONDS) -> list[Row]:
+    N, d, D = size
+    stepped = steps(N, d, D, seconds)
+    title = f"{OURS}, a training step: N={N:,}, d={d}, D={D:,}, {FREQUENT:,} frequent classes"
+    show(title, ["instead of", "", "takes", "ours", "ratio"], [[r["name"], r["kind"], *cells(r)] for r in stepped])
+    grown = growth(N, d, classes, repeats=max(5, min(60, int(10 * seconds))))
+    least = min(r["seconds"].median for r in grown)
+    table = [[f"{r['D']:,}", readable(r["seconds"].median), f"{r['seconds'].median / least:.2f}x"] for r in grown]
+    show(f"{OURS}, a training step against D", ["D", "median", "of the least"], table)
+    scored = scores(N, d, D, seconds)
+    show(
+        f"Scores of {N:,} targets: d={d}, D={D:,}; {OURS} beside others",
+        ["", "takes", "ours", "ratio", "tokens per second", "ours"],
+        [[r["name"], *cells(r), *(f"{N / r[key].median:,.0f}" for key in ("seconds", "ours"))] for r in scored],
+    )
+    return [*stepped, *grown, *scored]
+
+
+def cells(row: Row) -> list[str]:
+    return [readable(row["seconds"].median), readable(row["ours"].median), with_spread(row["ratio"])]

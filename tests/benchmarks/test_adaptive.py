@@ -1,0 +1,17 @@
+"""The benchmark of AdaptiveSphericalSoftmax has a row for every peer and every number of classes."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import adaptive, summary
+
+
+def test_a_row_for_every_peer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(adaptive, "FREQUENT", 20)
+    rows = adaptive.run((16, 8, 3000), (1000, 2000), seconds=0.0)
+    found = {(row["part"], row["name"]): row for row in rows if "name" in row}
+    assert set(summary.ADAPTIVE_GOALS) < set(found)
+    assert all(0 < row["ratio"].low <= row["ratio"].high for row in found.values())
+    assert [row["D"] for row in rows if row["part"] == "growth"] == [1000, 2000]
+    assert "tokens per second" in capsys.readouterr().out
