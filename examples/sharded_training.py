@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss, files
 from spherical_loss.files import DamagedFileError
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
-from spherical_loss.processes import end, process_group
+from spherical_loss.processes import end, only_job, process_group
 
 
 def batch(step: int, rank: int, size: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,14 +68,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="examples of each rank")
     parser.add_argument("--lr", type=float, default=300.0, help="of the output layer")
     options = parser.parse_args()
-    with process_group("gloo", timeout=timedelta(minutes=5)) as group:  # the longest that anyone waits for another
+    with process_group("gloo", timeout=timedelta(minutes=5)) as group, only_job(options.folder):  # nobody waits for longer
         train(options, group)
     end()
 
 
 def train(options: argparse.Namespace, group: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
-    options.folder.mkdir(parents=True, exist_ok=True)
 
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(options.classes.bit_length(), 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())

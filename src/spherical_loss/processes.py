@@ -14,11 +14,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -68,6 +70,29 @@ def name_of_this_start(store: Store, rank: int, ranks: int, timeout: timedelta) 
             raise ConnectionError(f"rank 0 of {ranks} has waited {timeout} for the ranks {missing}: have they been started?")
         time.sleep(0.01)
     return name
+
+
+@contextmanager
+def only_job(folder: Path) -> Iterator[None]:
+    """Let no other job into ``folder`` meanwhile: a second one gets a ``BlockingIOError`` in all of its processes.
+
+    The lock is that of the first process on the file ``lock``, and the system takes it back when that process dies.
+    """
+    import fcntl  # which Windows does not have
+
+    busy = torch.zeros(1)
+    with ExitStack() as stack:
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(folder / "lock", "w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                busy.fill_(1)
+        dist.broadcast(busy, src=0)
+        if busy:
+            raise BlockingIOError(f"another job works in {folder}: wait for its end, or choose another folder")
+        yield
 
 
 def end(code: int = 0) -> NoReturn:

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import torch
 from spherical_loss import GramHead, Loss
 from spherical_loss.__main__ import main
 from spherical_loss.experiments.models.image_networks import Classifier
-from spherical_loss.experiments.training import distributed
+from spherical_loss.experiments.training import distributed, train
 from spherical_loss.experiments.training.recipes import RECIPES, digits_network
 from tests.support.processes import exit_code, start
 from tests.support.torchrun import run_as_torchrun, torchrun
@@ -190,3 +192,26 @@ def test_without_the_extra_there_is_a_message(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delitem(sys.modules, "spherical_loss.experiments.cli", raising=False)
     with pytest.raises(SystemExit, match=r"^spherical-loss: tyro is missing; pip install 'spherical-loss\[experiments\]'$"):
         main()
+
+
+def stopped(arguments: Sequence[str]) -> None:
+    """The command line; in the second epoch rank 1 falls silent: it neither dies nor answers."""
+    distributed.PATIENCE = timedelta(seconds=3)
+    train_epoch = train.train_epoch
+
+    def train_epoch_or_stop(*arguments: object) -> object:
+        if arguments[5] == 1 and os.environ["RANK"] == "1":
+            time.sleep(8)
+            os._exit(0)
+        return train_epoch(*arguments)
+
+    train.train_epoch = train_epoch_or_stop
+    command("dense", arguments)
+
+
+def test_a_rank_that_falls_silent_is_a_message(tmp_path: Path) -> None:
+    first, _ = run_as_torchrun(tmp_path, 2, stopped, [*COMPARE, "--out", str(tmp_path)])
+    assert first.code == 1, first
+    assert "rank 0 of 2 has lost the others" in first.errors
+    assert "0:00:03" in first.errors
+    assert "Traceback" not in first.errors

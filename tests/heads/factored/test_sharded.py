@@ -18,6 +18,7 @@ from spherical_loss.files import DamagedFileError
 from spherical_loss.heads import FactoredHead, FactoredSGD
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 from spherical_loss.heads.factored import transform
+from spherical_loss.processes import only_job
 from tests.support import processes
 from tests.support.processes import run_ranks
 
@@ -163,6 +164,57 @@ def test_a_rank_that_dies_stops_the_others_with_a_message(tmp_path):
     assert float(seconds) < 60  # gloo notices at once; a silent network would take the timeout of the group
     assert "rank 0 of 2" in message
     assert "start again from the last checkpoint" in message
+
+
+def _disagree(rank: int, ranks: int, folder: str) -> None:
+    """Every difference is an error on both ranks, after which they can still talk to each other."""
+    group, loss = start(rank, ranks, folder, timeout=20), sl.TaylorSoftmaxLoss()
+    mine = [(d, D, True), (d, D - 1, True)][rank]
+    with pytest.raises(ValueError, match=r"ranks do not agree \(rank 0: D=41, .*; rank 1: D=40, .*all must"):
+        FactoredHead(*mine, group=group)
+    mine = [(d, D, True), (d - 1, D, True)][rank]
+    with pytest.raises(ValueError, match=r"in_features=6, .* in_features=5, "):
+        FactoredHead(*mine, init="zero", group=group)
+    mine = [(d, D, True), (d, D, False)][rank]
+    with pytest.raises(ValueError, match=r"bias=True, .* bias=False, "):
+        FactoredHead(*mine, group=group)
+
+    head, H = new_head(group), torch.rand(4, d, dtype=torch.float64)
+    targets = torch.tensor([[[0], [1], [2], [3]], [[0, 4], [1, 5], [2, 6], [3, 7]]][rank])
+    loss(head(H, targets, torch.ones(targets.shape))).backward()
+    with pytest.raises(ValueError, match=r"int64\[0, 1\] .*int64\[0, 2\] "):
+        FactoredSGD(head, lr=1.0).step()
+    for options in ({"lr": 1.0 + rank}, {"lr": 1.0, "weight_decay": 0.1 * rank}):
+        head = new_head(group)
+        loss(head(H, targets[:, 0])).backward()
+        before = head.V.clone()
+        with pytest.raises(ValueError, match=r"lr=1.0, .*rank 1: .*lr=[12].0"):
+            FactoredSGD(head, **options).step()
+        assert torch.equal(head.V, before)
+
+    head = FactoredHead(d, D, group=group)
+    with pytest.raises(ValueError, match=r"refactoring=torch.float64.*rows=torch.float32"):  # one converts it, the other trains
+        head.double() if rank == 0 else head(H, targets[:, 0])
+    torch.testing.assert_close(new_head(group).weight.shape, (D, d))
+    dist.destroy_process_group()
+
+
+def test_a_second_job_in_a_folder_is_told(tmp_path):
+    start(0, 1, str(tmp_path))
+    try:
+        with only_job(tmp_path / "folder"):
+            with pytest.raises(BlockingIOError, match=r"another job works in .*folder"), only_job(tmp_path / "folder"):
+                pytest.fail("two jobs in one folder")
+            with only_job(tmp_path / "other folder"):
+                pass
+        with only_job(tmp_path / "folder"):  # the first one has ended
+            pass
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_that_differ_are_told_at_once(tmp_path):
+    run_ranks(_disagree, 2, str(tmp_path))
 
 
 def test_a_sharded_head_has_no_logits(tmp_path):

@@ -21,11 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spherical_loss import FactoredHead, Loss
 from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.files.failures import warn
 from spherical_loss.processes import process_group
 
 T = TypeVar("T")
 Objective = Callable[[Tensor, Tensor], Tensor]
-PATIENCE = timedelta(minutes=10)  # the longest that anyone waits for another, such as for the first one to validate
+PATIENCE = timedelta(minutes=5)  # the longest that anyone waits for another, such as for the first one to validate
 
 
 @contextmanager
@@ -38,7 +39,16 @@ def joined() -> Iterator[None]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with process_group(backend, PATIENCE):
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if "gloo" not in str(error) and not isinstance(error, dist.DistError):
+                raise
+            warn(
+                f"rank {rank()} of {ranks()} has lost the others: one of them has died, or has been silent for {PATIENCE}; "
+                "the same command continues from the last checkpoint"
+            )
+            raise SystemExit(1) from None
 
 
 def rank() -> int:

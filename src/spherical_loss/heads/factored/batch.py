@@ -67,13 +67,14 @@ def joined(batches: list[BatchGradients]) -> BatchGradients:
     return BatchGradients(H, g_s, g_q, g_c, classes, positions, heads)
 
 
-def gathered(batch: BatchGradients, shard: Shard) -> BatchGradients:
-    """The backward passes of all ranks as one, that of the mean of their losses; their floats travel as one tensor."""
+def gathered(batch: BatchGradients, shard: Shard, **options: object) -> BatchGradients:
+    """The backward passes of all ranks as one, that of the mean of their losses; their floats travel as one tensor. The
+    ``options`` of the step must be the same on all ranks."""
     if shard.group is None:
         return batch
     per_head = [x for head in batch.heads for x in (head.grad_H, head.P)]
     floats = [batch.H, batch.g_s.unsqueeze(1), batch.g_q.unsqueeze(1), batch.g_c, *per_head]
-    targets, packed = map(torch.cat, shard.gather(batch.targets, torch.cat(floats, 1)))
+    targets, packed = map(torch.cat, shard.gather(batch.targets, torch.cat(floats, 1), **options))
     H, *gradients = packed.split([x.shape[1] for x in floats], 1)
     g_s, g_q, g_c, *per_head = (g / shard.ranks for g in gradients)
     classes, positions = targets.unique(return_inverse=True)

@@ -13,7 +13,7 @@ from spherical_loss.base import Loss
 from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std
 from spherical_loss.heads.factored.accumulator import Accumulator
 from spherical_loss.heads.factored.batch import BatchGradients
-from spherical_loss.heads.factored.shard import Shard
+from spherical_loss.heads.factored.shard import Shard, version_of
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span
 from spherical_loss.heads.factored.transform import RowTransform
 from spherical_loss.heads.gram import gram_matrix
@@ -68,7 +68,7 @@ class FactoredHead(Head):
     ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
         d = -(-(in_features + bias) // 8) * 8  # empty columns up to a multiple of 8: products are some 10% faster
-        self.shard = Shard(num_classes, group)
+        self.shard = Shard(num_classes, group, in_features=in_features, bias=bias)
         precise, dtype = statistics_dtype(torch.empty(0).device), widened(torch.get_default_dtype())
         self.register_buffer("V", torch.zeros(len(self.shard), d, dtype=dtype))
         self.register_buffer("row_frames", torch.zeros(len(self.shard), dtype=torch.int16))  # when each row was last written
@@ -79,6 +79,7 @@ class FactoredHead(Head):
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version
         self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
+        self.shard.agree(self.Q.base, version=version_of("spherical-loss"), torch=torch.__version__)
         if init == "he":
             self._draw(he_std(in_features))
             self.refactor()
@@ -135,7 +136,7 @@ class FactoredHead(Head):
 
     def gather_rows(self, classes: Tensor) -> Tensor:
         """Dense rows of any classes, wherever they are kept; the other ranks ask for theirs at the same time."""
-        (asked,) = self.shard.gather(classes)
+        (asked,) = self.shard.gather(classes, rows=self.V.dtype)
         everyone = torch.cat(asked)
         rows = torch.zeros(len(everyone), self.V.shape[1], dtype=self.V.dtype, device=self.V.device)
         here, kept = self.kept(everyone)
@@ -245,6 +246,7 @@ class FactoredHead(Head):
     @torch.no_grad()
     def refactor(self) -> None:
         """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
+        self.shard.agree(self.Q.base, refactoring=self.V.dtype)
         w0 = self.w0.to(self.V.dtype)
         is_W = self.U.is_identity and not w0.any()
         Q = torch.zeros_like(self.Q.base)

@@ -72,7 +72,8 @@ class FactoredSGD(torch.optim.Optimizer):
                 "FactoredSGD found no gradient: call loss(head(hidden, target)).backward() after the last zero_grad() or "
                 "step(), with the head in train() mode"
             )
-        return gathered(joined(self.head.gradients), self.head.shard)
+        options = {name: value for name, value in self.param_groups[0].items() if name != "params"}
+        return gathered(joined(self.head.gradients), self.head.shard, **options)
 
 
 def check_options(lr: float, weight_decay: float, max_grad_norm: float | None) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+SAID = 232  # characters of a message that all ranks show if they do not agree
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "unknown"
 
 
 class Shard:
@@ -17,8 +28,10 @@ class Shard:
     last. All methods that take a tensor are collective: every process of the group must call them.
     """
 
-    def __init__(self, D: int, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, D: int, group: dist.ProcessGroup | None = None, **layout: object) -> None:
         self.group = group
+        self.layout = {"D": D, **layout}
+        """What must be the same in all processes, at every exchange."""
         self.ranks = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         size = -(-D // self.ranks)
@@ -40,15 +53,36 @@ class Shard:
             self._collective(x, lambda: dist.all_reduce(x, group=self.group))
         return x
 
-    def gather(self, *tensors: Tensor) -> tuple[list[Tensor], ...]:
-        """For each tensor, that of every process. The tensors of one process have the same length; processes may differ."""
+    def gather(self, *tensors: Tensor, **options: object) -> tuple[list[Tensor], ...]:
+        """For each tensor, that of every process. The tensors of one process have the same length; processes may differ.
+
+        Shapes, dtypes, and the ``options`` must be the same: see :meth:`agree`.
+        """
         if self.group is None:
             return tuple([x] for x in tensors)
-        length = torch.tensor([len(tensors[0])], device=tensors[0].device)
-        lengths = [torch.zeros_like(length) for _ in range(self.ranks)]
-        self._collective(length, lambda: dist.all_gather(lengths, length, group=self.group))
-        counts = [int(n) for n in lengths]
+        counts = self._lengths(len(tensors[0]), [x[:0] for x in tensors], options)
         return tuple(self._gather_padded(x, counts) for x in tensors)
+
+    def agree(self, *tensors: Tensor, **options: object) -> None:
+        """Raise a ``ValueError`` in all processes unless they all come here, with the same layout, options, and shapes.
+
+        Otherwise they would exchange what has nothing to do with each other, or abort in the middle of it.
+        """
+        if self.group is not None:
+            self._lengths(0, tensors, options)
+
+    def _lengths(self, length: int, tensors: Sequence[Tensor], options: dict[str, object]) -> list[int]:
+        """The lengths of all processes, exchanged together with what must be the same."""
+        shapes = {"tensors": " ".join(f"{str(x.dtype)[6:]}{list(x.shape)}" for x in tensors)}
+        text = ", ".join(f"{name}={value}" for name, value in {**self.layout, **options, **shapes}.items()).encode()
+        mine = length.to_bytes(8, "little") + sha256(text).digest()[:16] + text[:SAID].ljust(SAID)
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(tensors[0].device)
+        parts = [torch.empty_like(sent) for _ in range(self.ranks)]
+        self._collective(sent, lambda: dist.all_gather(parts, sent, group=self.group))
+        if not all(torch.equal(part[8:], sent[8:]) for part in parts):
+            said = "; ".join(f"rank {rank}: {bytes(part[24:].tolist()).decode().strip()}" for rank, part in enumerate(parts))
+            raise ValueError(f"the ranks do not agree ({said}): all must make the same calls, with heads and options alike")
+        return [int.from_bytes(bytes(part[:8].tolist()), "little") for part in parts]
 
     def _gather_padded(self, x: Tensor, counts: list[int]) -> list[Tensor]:
         padded = x.new_zeros(max(counts), *x.shape[1:])
