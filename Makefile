@@ -3,17 +3,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A worker per core, each with one thread; one that has run out of tests takes some of the others'.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
+TESTS ?= tests/losses tests/heads
 
-.PHONY: demo test coverage lint types plot bench docs package report clean
+.PHONY: demo test check coverage lint types plot bench docs package report clean
 
 demo: $(READY)  ## compare the losses on a small task: a table, and a picture of the learning curves
 	$(BIN)/spherical-loss compare digits
 
-test: $(READY) lint types  ## lint, types, tests
-	$(BIN)/python -m pytest
+test: lint types  ## lint, types, tests
+	$(PYTEST)
+
+check: lint types  ## what to run while editing, in less than a minute: lint, types, the quick tests of losses and heads, or of TESTS=...
+	$(PYTEST) -m "not slow" $(TESTS)
 
 coverage: $(READY)  ## the tests, and the lines of the library they do not reach: build/coverage/index.html
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=html:build/coverage
+	$(PYTEST) --cov --cov-report=term --cov-report=html:build/coverage
 
 lint: $(READY)
 	$(BIN)/ruff check .

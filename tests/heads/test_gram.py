@@ -92,6 +92,7 @@ def _ddp_worker(rank: int, ranks: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel(tmp_path):
     run_ranks(_ddp_worker, 2, str(tmp_path))
     state = torch.load(tmp_path / "model.pt", weights_only=True)

@@ -21,6 +21,7 @@ torchs_own_warning = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWa
 with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
+@pytest.mark.slow
 @with_options
 @every_loss
 def test_first_and_second_derivatives(case, options):
@@ -117,6 +118,7 @@ def test_vmap(case, shape):
     torch.testing.assert_close(nested[0], wanted)
 
 
+@pytest.mark.slow
 @every_loss
 def test_compile_without_graph_breaks(case):
     torch.compiler.reset()
@@ -128,6 +130,7 @@ def test_compile_without_graph_breaks(case):
     torch.testing.assert_close(torch.autograd.grad(actual, o), torch.autograd.grad(wanted, o))
 
 
+@pytest.mark.slow
 @with_options
 @every_loss
 def test_compile_with_options(case, options):
@@ -138,6 +141,7 @@ def test_compile_with_options(case, options):
     torch.testing.assert_close(actual, expected(case.oracle, o, target, **options))
 
 
+@pytest.mark.slow
 @every_function
 def test_compile_of_the_function(case):
     torch.compiler.reset()
@@ -146,6 +150,7 @@ def test_compile_of_the_function(case):
     torch.testing.assert_close(compiled(o, target, reduction="sum"), expected(case.oracle, o, target, reduction="sum"))
 
 
+@pytest.mark.slow
 @every_loss
 def test_compiled_statistics_keep_a_small_spread(case):
     """Outputs far from zero and close to each other: q - s^2 / D must not drown in the rounding of q."""

@@ -74,6 +74,7 @@ class Allocations(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, torch.float32) for name in FAMILY), ("taylor", torch.float64), ("taylor", torch.bfloat16)],
@@ -88,6 +89,7 @@ def test_memory_is_the_gradient_and_nothing_else(name, dtype):
     assert o.grad.shape == o.shape
 
 
+@pytest.mark.slow
 @every_member
 def test_overwriting_needs_no_memory(case):
     o, target = data(256, 20_000, dtype=torch.float32)
@@ -178,6 +180,7 @@ def test_overwriting_in_training_updates_as_without():
         torch.testing.assert_close(grads[1], torch.autograd.grad(wanted, weight)[0])
 
 
+@pytest.mark.slow
 def test_overwriting_when_compiled_is_the_same_gradient_elsewhere():
     torch.compiler.reset()
     o, target = data(6, 5)

@@ -25,6 +25,7 @@ from tests.support.processes import run_ranks
 from ...support.damage import flip_bit
 from ..reference import random_batch
 
+pytestmark = pytest.mark.slow
 N, d, D = 24, 6, 41  # 41 rows over 2 ranks: 21 and 20; over 4: 11, 11, 11 and 8
 
 

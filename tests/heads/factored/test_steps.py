@@ -33,6 +33,7 @@ def relative(x, y):
     return float((x - y).norm() / y.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("N", "d", "steps"), [(16, 8, 3_000), (8, 24, 4_000)])  # N > d / 2, through d x d; and N x N
 def test_thousands_of_float32_steps(N, d, steps):
     """Against dense float64 SGD, whose gradient is written out here: autograd would take most of the time.
@@ -149,6 +150,7 @@ def test_weight_decay_and_clipping(N, weight_decay, max_grad_norm):
     assert_same_weights(head, reference, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("N", [64, 16])  # N > d / 2, through d x d; and N x N
 def test_the_inverse_stays_the_inverse(N):
     """Without Newton's method, what the series leave out adds up to 1.2e-4 with N = 64."""
