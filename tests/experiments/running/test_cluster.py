@@ -70,6 +70,27 @@ def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
         assert numbers(tmp_path, run) == numbers(tmp_path / "alone", run)
 
 
+def test_a_scheduler_that_dies_is_a_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, options = tmp_path / "runs", ["--losses", "taylor", "--runs", "1", "--epochs", "5000", "--patience", "5000", "--quiet"]
+    with (
+        dask(tmp_path, "scheduler", "--host", "127.0.0.1", "--port", "0") as process,
+        dask(tmp_path, "worker", "--no-nanny", "--nthreads", "1"),
+    ):
+
+        def kill() -> None:
+            until(lambda: list(out.glob("digits/*/metrics.jsonl")), "the run is under way")
+            process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        assert cli.main(["compare", "digits", "--cluster", scheduler(tmp_path), "--out", str(out), *options]) == 1
+        killer.join()
+    said = "".join(capfd.readouterr())
+    assert "the Dask scheduler at tcp://127.0.0.1:" in said
+    assert "is gone" in said
+    assert "Traceback" not in said
+
+
 def test_a_worker_with_several_threads_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with dask(tmp_path, "scheduler", "--host", "127.0.0.1", "--port", "0"), dask(tmp_path, "worker", "--nthreads", "3"):
         assert cli.main(["compare", "digits", "--cluster", scheduler(tmp_path), "--out", str(tmp_path / "runs")]) == 1

@@ -12,13 +12,14 @@ decided before (:func:`with_threads`).
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -144,6 +145,7 @@ def dask_cluster(address: str) -> tuple[int, Call, Callable[[], None]]:
     """How many workers the cluster has, how to call a function on one, and how to let go of it."""
     try:
         from distributed import Client, KilledWorker
+        from distributed.comm.core import CommClosedError
     except ImportError as error:
         raise UserError("--cluster needs Dask: pip install 'spherical-loss[cluster]'") from error
     try:
@@ -169,6 +171,11 @@ def dask_cluster(address: str) -> tuple[int, Call, Callable[[], None]]:
                 return client.submit(function, *arguments, pure=False).result()
             except KilledWorker:  # Dask has tried several already
                 died()
+            except (CancelledError, asyncio.CancelledError, CommClosedError) as error:  # all futures are, without a scheduler
+                raise UserError(
+                    f"the Dask scheduler at {address} is gone ({error}); start it and its workers again, and then the same "
+                    "command: it continues where it stopped"
+                ) from error
         raise UserError(f"the workers of --cluster {address} keep dying with the same run; is there enough memory on them?")
 
     return len(threads), call, client.close
