@@ -39,7 +39,7 @@ PIECES = 4  # validations on the way
 
 
 def planned(loss: str, head: str, words: int | None) -> Run:
-    changes: dict[str, Any] = {"head": (head,), "words": words, "epochs": PIECES, **SIZE}
+    changes: dict[str, Any] = {"head": head, "words": words, "epochs": PIECES, **SIZE}
     settings = dataclasses.replace(TASKS["imdb"].settings, **changes)
     return compare.plan("imdb", [loss], [0], settings)[0]
 
@@ -72,7 +72,7 @@ def run(results: Path = RESULTS, seconds: float = SECONDS) -> list[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         for (loss, head), pace in paces.items():
             each = planned(loss, head, words=int(seconds / pace) * TASKS["imdb"].settings.batch_size)
-            compare.execute([each], Path(folder), Console(), quiet=True, tensorboard=False)
+            compare.train_runs([each], Path(folder), Console(), quiet=True)
             history = RunFolder(Path(folder), each).history()
             histories.append((each, history))
             for metric in ("perplexity", "top10"):

@@ -15,10 +15,6 @@ from sphinx.util.inventory import InventoryFile
 
 import spherical_loss
 from spherical_loss.experiments import cli
-from spherical_loss.experiments.data import download
-from spherical_loss.experiments.report import write_report as report
-from spherical_loss.experiments.results import collect
-from spherical_loss.experiments.tuning import tune
 from spherical_loss.heads import checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +77,7 @@ def test_pages_with_code():
 
 def exit_code(arguments):
     try:
-        return cli.run(arguments)
+        return cli.main(arguments)
     except SystemExit as stopped:  # --help, and values of the wrong type
         return stopped.code
 
@@ -91,12 +87,7 @@ def test_commands_are_understood(page, monkeypatch, capsys):
     """The shell parses all; ours are parsed by the real command line, which stops where the work would begin."""
     script = "".join(text for language, text in blocks(page) if language == "bash")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    monkeypatch.setattr(cli, "execute", lambda *arguments: None)
-    monkeypatch.setattr(cli, "open_workers", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(tune, "tune", lambda *arguments: {})
-    monkeypatch.setattr(collect, "collect", lambda *arguments: None)
-    monkeypatch.setattr(report, "write_report", lambda *arguments: None)
-    monkeypatch.setattr(download, "get", lambda *arguments, **options: None)
+    monkeypatch.setattr(cli, "do", lambda options, console: None)
     for words in commands(page):
         if "spherical_loss" in words or words[0] == "spherical-loss":
             arguments = words[words.index("spherical_loss") + 1 :] if "spherical_loss" in words else words[1:]

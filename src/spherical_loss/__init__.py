@@ -4,30 +4,36 @@ Losses: :mod:`spherical_loss.losses` (modules), :mod:`spherical_loss.functional`
 the logits: :mod:`spherical_loss.heads`.
 """
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from spherical_loss import functional
-from spherical_loss.base import Loss, SphericalLoss
-from spherical_loss.heads import (
-    AdaptiveSphericalSoftmax,
-    DenseHead,
-    FactoredHead,
-    FactoredSGD,
-    GramHead,
-    Head,
-    SampledSoftmax,
-)
-from spherical_loss.losses import (
-    AbsSoftmaxLoss,
-    QuadraticSoftmaxLoss,
-    SoftmaxBoundLoss,
-    SoftmaxLoss,
-    SphericalSoftmaxLoss,
-    SquaredErrorLoss,
-    TaylorSoftmaxLoss,
-    ZLoss,
-)
-from spherical_loss.statistics import Statistics
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spherical_loss import functional
+    from spherical_loss.base import Loss, SphericalLoss
+    from spherical_loss.heads import (
+        AdaptiveSphericalSoftmax,
+        DenseHead,
+        FactoredHead,
+        FactoredSGD,
+        GramHead,
+        Head,
+        SampledSoftmax,
+    )
+    from spherical_loss.losses import (
+        AbsSoftmaxLoss,
+        QuadraticSoftmaxLoss,
+        SoftmaxBoundLoss,
+        SoftmaxLoss,
+        SphericalSoftmaxLoss,
+        SquaredErrorLoss,
+        TaylorSoftmaxLoss,
+        ZLoss,
+    )
+    from spherical_loss.statistics import Statistics
+
+    __version__: str
 
 __all__ = [
     "AbsSoftmaxLoss",
@@ -51,14 +57,23 @@ __all__ = [
     "functional",
 ]
 
-if TYPE_CHECKING:
-    __version__: str
-else:
+_MODULES = ("base", "functional", "heads", "losses", "statistics")
 
-    def __getattr__(name: str) -> str:
-        """``__version__`` of the installed package, read when it is asked for."""
-        if name != "__version__":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """Names are imported at their first use: ``spherical-loss --help`` need not wait for torch."""
+    if name == "__version__":
         from importlib.metadata import version
 
         return version("spherical-loss")
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in __all__:
+        found = (getattr(import_module(f"{__name__}.{module}"), name, None) for module in _MODULES)
+        globals()[name] = next(value for value in found if value is not None)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

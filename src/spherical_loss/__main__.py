@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
-from spherical_loss.processes import end
+import os
+import signal
+import sys
+from typing import NoReturn
 
 
 def main() -> int:
     """The command line of the experiments; without what they need, a message."""
+    signal.signal(signal.SIGINT, stop)
     try:
         from spherical_loss.experiments.cli import main as command_line
+
+        code = command_line()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("spherical_loss"):
             raise
         raise SystemExit(f"spherical-loss: {error.name} is missing; pip install 'spherical-loss[experiments]'") from None
-    except KeyboardInterrupt:  # before there was a command that could say so
-        return 130
-    code = command_line()
-    if dist.is_torchelastic_launched():
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from spherical_loss.processes import end
+
         end(code)
     return code
 
+
+def stop(*_: object) -> NoReturn:
+    """Ctrl-C: a line, and out at once, whatever is being imported, trained or waited for.
+
+    Files are whole at any moment, locks end with their process, and workers end with their parent: nothing needs tidying up.
+    """
+    if sys.stdout.isatty():
+        os.write(sys.stdout.fileno(), b"\x1b[?25h")  # the cursor, which the progress display hides
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, b"\nstopped; the same command continues where it was\n" if sys.stderr.isatty() else STOPPED)
+    os._exit(130)
+
+
+STOPPED = b"stopped; the same command continues where it was\n"
 
 if __name__ == "__main__":
     raise SystemExit(main())

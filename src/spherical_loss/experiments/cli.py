@@ -1,259 +1,197 @@
-"""The command line: ``spherical-loss COMMAND ...``. Options are the fields of the dataclasses here and of the settings.
+"""The command line: ``spherical-loss COMMAND ...``. It parses, and hands the options to what does the work.
 
-Exit codes: 0, all went well; 1, something stopped the command (the message says what); 2, the command was not understood;
-130, interrupted.
+Exit codes: 0, all went well; 1, something stopped the command (the message says what); 2, the command was not understood, or a
+value makes no sense; 130, interrupted. Until the command is understood, nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Union
 
 import tyro
 from rich.console import Console
 
-from spherical_loss.experiments.data.folder import data_folder
+import spherical_loss
 from spherical_loss.experiments.errors import UsageError, UserError, choose
-from spherical_loss.experiments.files.failures import explain
-from spherical_loss.experiments.models.loss_names import LOSSES
-from spherical_loss.experiments.results.paper import TABLES, table_of
-from spherical_loss.experiments.running import compare as comparison
-from spherical_loss.experiments.running.workers import open_workers, with_threads
-from spherical_loss.experiments.training.distributed import joined, on_first, rank, ranks
-from spherical_loss.experiments.training.settings import Settings
+from spherical_loss.experiments.options import Collect, Compare, CompareHeads, Get, Options, Report, Tune, TuneHead
+from spherical_loss.experiments.results.paper import TABLES
+from spherical_loss.experiments.training.settings import LanguageSettings, Settings
 from spherical_loss.experiments.training.tasks import TASKS
-from spherical_loss.experiments.tuning.tuned import TUNED
 
-T = TypeVar("T")
 FILE_WIDTH = 400  # columns, where the output is a file or a pipe: room for every table
 
 
 @dataclass(frozen=True)
-class Compare:
-    """Train losses on a task and compare them. Finished runs are kept: the same command continues where it stopped."""
+class Names:
+    """The names that may stand at one place of the command line: a line about each, and what it leads to, which is more
+    names, or the options that it starts from."""
 
-    settings: Settings
-    losses: tuple[str, ...]
-    """Which losses, of: mse, softmax, abs, spherical, taylor, z, bound, bound-fixed."""
-    runs: int
-    """Runs per loss, each with its own split and initial weights."""
-    seed: int = 0
-    """Seed of the first run; the others follow."""
-    out: Path = Path("runs")
-    """Where runs, tables and pictures go."""
-    workers: int | None = None
-    """Runs at a time, each in a process of its own, with --threads 1 unless said otherwise; by default one, in this process."""
-    cluster: str | None = None
-    """Train on the workers of this Dask scheduler, such as tcp://host:8786; --out must be a folder that all of them share."""
-    quiet: bool = False
-    """No progress, only the tables."""
-    tensorboard: bool = False
-    """Write TensorBoard event files too."""
+    kind: str
+    choices: dict[str, tuple[str, Options | Names]]
 
 
-def compare(arguments: Sequence[str], console: Console) -> None:
-    """Compare losses on a task (default: digits)."""
-    name, rest = first(arguments, "task", {name: task.summary for name, task in TASKS.items()}, "compare", default="digits")
+def comparison(task: str, settings: Settings, **values: Any) -> Compare:
+    options = CompareHeads if isinstance(settings, LanguageSettings) else Compare
+    return options(task=task, settings=settings, **values)
+
+
+def compare_options(name: str) -> tuple[str, Compare]:
     task = TASKS[name]
-    options = parse(Compare(task.settings, task.losses, task.runs), rest, f"compare {name}")
-    execute(options, name, name, task.summary, console)
+    options = comparison(name, task.settings, name=name, title=task.summary, losses=task.losses, runs=task.runs)
+    return task.summary, options
 
 
-def reproduce(arguments: Sequence[str], console: Console) -> None:
-    """Make a table of the paper with its settings."""
-    names = {name: f"table {table.number}: {table.title}" for name, table in TABLES.items()}
-    name, rest = first(arguments, "table", names, "reproduce")
+def reproduce_options(name: str) -> tuple[str, Compare]:
     table = TABLES[name]
     settings = dataclasses.replace(TASKS[table.task].settings, **table.settings)
-    options = parse(Compare(settings, table.losses, table.runs), rest, f"reproduce {name}")
-    execute(options, table.task, f"reproduce-{name}", f"Table {table.number}: {table.title}", console)
+    title, folder = f"Table {table.number}: {table.title}", f"reproduce-{name}"
+    return title, comparison(table.task, settings, name=folder, title=title, losses=table.losses, runs=table.runs)
 
 
-def execute(options: Compare, task: str, name: str, title: str, console: Console) -> None:
-    if not options.losses:
-        raise UsageError(f"--losses needs one loss at least, of: {', '.join(LOSSES)}")
-    for loss in options.losses:
-        choose("loss", loss, LOSSES)
-    check_counts(options.seed, runs=options.runs)
-    losses, settings = list(dict.fromkeys(options.losses)), with_threads(options.settings, options.workers, options.cluster)
-    runs = comparison.plan(task, losses, range(options.seed, options.seed + options.runs), settings, options.quiet)
-    runs = [dataclasses.replace(run, ranks=ranks()) for run in runs]
-    with open_workers(options.workers, options.cluster) as workers:
-        finished = comparison.execute(runs, options.out, console, options.quiet, options.tensorboard, workers)
-    table = table_of(task, runs[0].settings)  # not ``settings``, which may leave the layers open
-    on_first(lambda: comparison.report(name, title, finished, table, options.out, console))
+def tune_options(name: str) -> tuple[str, Tune]:
+    task = TASKS[name]
+    options = TuneHead if isinstance(task.settings, LanguageSettings) else Tune
+    return task.summary, options(task=name, settings=task.settings)
 
 
-def check_counts(seed: int, **counts: int) -> None:
-    """Raise a :class:`UsageError` for a seed, or a number of things to do, that makes no sense."""
-    if not 0 <= seed < 2**40:  # of which the seeds of all epochs fit into torch's 64 bits
-        raise UsageError(f"--seed is {seed}, but must be at least 0 and below {2**40}")
-    for name, count in counts.items():
-        if count < 1:
-            raise UsageError(f"--{name} is {count}, but must be at least 1")
-
-
-@dataclass(frozen=True)
-class Tune:
-    """Search the learning rate, and a loss's own options, on the validation set; the same command continues the study."""
-
-    settings: Settings
-    loss: str = "taylor"
-    """Which loss, of: mse, softmax, abs, spherical, taylor, z, bound, bound-fixed."""
-    trials: int = 20
-    """Trials that the study has in the end."""
-    reduction: int = 3
-    """Successive halving: of the trials that reach 1, 3, 9, ... epochs, the best third continues; 1: all do."""
-    runs: int = 3
-    """Runs per trial, of which the mean counts."""
-    seed: int = 0
-    """Seed of the trials' runs and of the search."""
-    out: Path = Path("runs")
-    """Where the trials' runs and the study go."""
-    storage: str | None = None
-    """The study's database, such as postgresql://host/name; by default an SQLite file in OUT/TASK."""
-    store: Path = TUNED
-    """Where the best values go; compare and reproduce read the default file."""
-    workers: int | None = None
-    """Runs at a time, each in a process of its own, with --threads 1 unless said otherwise; by default one, in this process."""
-    cluster: str | None = None
-    """Train on the workers of this Dask scheduler, such as tcp://host:8786; --out must be a folder that all of them share."""
-    quiet: bool = False
-    """No progress."""
-
-
-def tune(arguments: Sequence[str], console: Console) -> None:
-    """Search a loss's learning rate and options on a task."""
-    from spherical_loss.experiments.tuning.tune import tune as search  # Optuna takes a second to import
-
-    name, rest = first(arguments, "task", {name: task.summary for name, task in TASKS.items()}, "tune")
-    options = parse(Tune(TASKS[name].settings), rest, f"tune {name}")
-    options = dataclasses.replace(options, settings=with_threads(options.settings, options.workers, options.cluster))
-    choose("loss", options.loss, LOSSES)
-    check_counts(options.seed, trials=options.trials, runs=options.runs, reduction=options.reduction)
-    with open_workers(options.workers, options.cluster) as workers:
-        values = search(name, options, console, workers)
-    text = ", ".join(f"{key} = {value:g}" for key, value in values.items())
-    console.print(f"{options.loss} on {name}: {text} -> {options.store}", highlight=False, soft_wrap=True)
-
-
-@dataclass(frozen=True)
-class Get:
-    """Fetch a data set from its official mirrors into $SPHERICAL_LOSS_DATA; what is there already is not fetched again."""
-
-    quiet: bool = False
-    """No progress."""
-
-
-def data(arguments: Sequence[str], console: Console) -> None:
-    """Fetch a data set: spherical-loss data get mnist."""
-    from spherical_loss.experiments.data import download
-
-    _, rest = first(arguments, "action", {"get": "fetch a data set"}, "data")
-    names = {name: f"{len(parts)} file(s)" for name, parts in download.DATASETS.items()}
-    name, rest = first(rest, "dataset", names, "data get")
-    options = parse(Get(), rest, f"data get {name}")
-    say = (lambda text: None) if options.quiet else lambda text: console.print(text, highlight=False, soft_wrap=True)
-    download.get(name, data_folder(), progress=not options.quiet, say=say)
-
-
-@dataclass(frozen=True)
-class Collect:
-    """Add the finished runs and tuning studies of an --out folder to the store of results; what is there already stays."""
-
-    results: Path = Path("results")
-    """The store."""
-    trials: bool = False
-    """Add the runs of tuning trials, too, as runs of their own."""
-
-
-def collect(arguments: Sequence[str], console: Console) -> None:
-    """Add finished runs to the results: spherical-loss collect runs."""
-    from spherical_loss.experiments.results.collect import collect as add  # Optuna takes a second to import
-
-    options, folders = parse_rest(Collect(), arguments, "collect RUNS ...")
-    if not folders:
-        raise UsageError("spherical-loss collect needs the --out folder of finished runs, for example: collect runs")
-    for folder in folders:
-        add(Path(folder), options.results, options.trials, partial(console.print, highlight=False, soft_wrap=True))
-
-
-@dataclass(frozen=True)
-class Report:
-    """Turn the store of results into one HTML page that needs nothing else."""
-
-    results: Path = Path("results")
-    """The store."""
-    out: Path | None = None
-    """The page; by default report.html in the store."""
-    readme: Path | None = None
-    """Write the summary between the marks <!-- results --> and <!-- end results --> of this Markdown file, too."""
-
-
-def report(arguments: Sequence[str], console: Console) -> None:
-    """Turn the results into an HTML page."""
-    from spherical_loss.experiments.report.write_report import write_report  # matplotlib takes a while to import
-
-    options = parse(Report(), arguments, "report")
-    page = options.out or options.results / "report.html"
-    write_report(options.results, page, options.readme)
-    console.print(f"report: {page}", highlight=False, soft_wrap=True)
-
-
-COMMANDS: dict[str, Callable[[Sequence[str], Console], None]] = {
-    "compare": compare,
-    "reproduce": reproduce,
-    "tune": tune,
-    "data": data,
-    "collect": collect,
-    "report": report,
+DATASETS = {
+    "mnist": "MNIST, 12 MB",
+    "cifar10": "CIFAR-10, 170 MB",
+    "cifar100": "CIFAR-100, 169 MB",
+    "ptb": "Penn Treebank: says where it comes from, and where to put it",
+    "one-billion-word": "One Billion Word: the same",
+    "imdb": "IMDB reviews: the same",
+    "simlex": "SimLex-999: the same",
 }
+COMMANDS = Names(
+    "command",
+    {
+        "compare": ("Compare losses on a task (default: digits).", Names("task", {n: compare_options(n) for n in TASKS})),
+        "reproduce": (
+            "Make a table of the paper with its settings.",
+            Names("table", {n: reproduce_options(n) for n in TABLES}),
+        ),
+        "tune": ("Search learning rates and options on a task.", Names("task", {n: tune_options(n) for n in TASKS})),
+        "data": (
+            "Fetch a data set: spherical-loss data get mnist.",
+            Names(
+                "action",
+                {
+                    "get": (
+                        "Fetch a data set from its official mirrors; one that is there already is not fetched again.",
+                        Names("dataset", {name: (text, Get(dataset=name)) for name, text in DATASETS.items()}),
+                    )
+                },
+            ),
+        ),
+        "collect": ("Add finished runs to the results: spherical-loss collect runs.", Collect()),
+        "report": ("Turn the results into an HTML page.", Report()),
+    },
+)
 
 
-def first(
-    arguments: Sequence[str], kind: str, names: dict[str, str], command: str, default: str | None = None
-) -> tuple[str, Sequence[str]]:
-    """The name that a command starts with, and the rest; help and errors list all the names."""
-    usage = "\n".join(f"  {name:<22}{text}" for name, text in names.items())
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: spherical-loss {command} {kind.upper()} [options]\n\n{kind}s:\n{usage}\n")
-        print(f"options: spherical-loss {command} {kind.upper()} --help")
-        raise SystemExit(0)
-    if default is not None and (not arguments or arguments[0].startswith("-")):
-        return default, arguments
+def subcommands(names: Names) -> Any:
+    """The type that tyro parses: a union of subcommands."""
+    found = []
+    for name, (text, leads_to) in names.choices.items():
+        if isinstance(leads_to, Names):
+            found.append(Annotated[subcommands(leads_to), tyro.conf.subcommand(name, description=text)])
+        else:
+            found.append(Annotated[type(leads_to), tyro.conf.subcommand(name, default=leads_to, description=text)])
+    if len(found) == 1:  # a union of one is none
+        found.append(Annotated[None, tyro.conf.Suppress])
+    return Union[tuple(found)]  # noqa: UP007
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """The options of a command. Help is printed by tyro; what is wrong is one line."""
+    arguments = with_default_task(arguments)
+    if not {"-h", "--help"} & set(arguments):
+        check_names(arguments)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            options, unknown = tyro.cli(
+                subcommands(COMMANDS),
+                args=arguments,
+                prog="spherical-loss",
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise UsageError(one_line(said.getvalue())) from None
+        raise
+    if unknown:
+        choose("option", unknown[0], valid_options(options))
+    return options
+
+
+def with_default_task(arguments: Sequence[str]) -> list[str]:
+    """
+    >>> with_default_task(["compare", "--runs", "2"])
+    ['compare', 'digits', '--runs', '2']
+    >>> with_default_task([])
+    ['--help']
+    """
     if not arguments:
-        raise UsageError(f"spherical-loss {command} needs a {kind}; the valid ones are: {', '.join(names)}")
-    return choose(kind, arguments[0], names), arguments[1:]
+        return ["--help"]
+    command, *rest = arguments
+    if command == "compare" and (not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help"))):
+        rest.insert(0, "digits")
+    return [command, *rest]
 
 
-def parse(default: T, arguments: Sequence[str], command: str) -> T:
-    """``default`` with the options of the command line; tyro prints help and errors of values."""
-    parsed, rest = parse_rest(default, arguments, command)
-    if rest:
-        choose("option", rest[0], valid_options(default))
-    return parsed
+def check_names(arguments: Sequence[str]) -> None:
+    """Raise a :class:`UsageError` that lists the valid names, if one is missing or wrong."""
+    names: Options | Names = COMMANDS
+    for i in range(len(arguments) + 1):
+        if not isinstance(names, Names):
+            return
+        if i == len(arguments) or arguments[i].startswith("-"):
+            command = " ".join(["spherical-loss", *arguments[:i]])
+            raise UsageError(f"{command} needs a {names.kind}; the valid ones are: {', '.join(names.choices)}")
+        names = names.choices[choose(names.kind, arguments[i], names.choices)][1]
 
 
-def parse_rest(default: T, arguments: Sequence[str], command: str) -> tuple[T, list[str]]:
-    """The same, and the arguments that are no options."""
-    parsed, unknown = tyro.cli(
-        type(default),
-        default=default,
-        args=list(arguments),
-        prog=f"spherical-loss {command}",
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
-        return_unknown_args=True,
-    )
-    for argument in unknown:
-        if argument.startswith("-"):
-            choose("option", argument, valid_options(default))
-    return parsed, unknown
+def one_line(box: str) -> str:
+    """What tyro says in a box, up to its first rule: the error, without the help.
+
+    >>> print(one_line("╭─ Value error ─╮\\n│ Error parsing │\\n│ --a: no int   │\\n│ ───────────── │\\n│ the help │\\n╰───╯"))
+    Error parsing --a: no int
+    """
+    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()]
+    inside = [line for line in lines if not line.startswith(("╭", "╰"))]
+    rules = [i for i, line in enumerate(inside) if line.startswith("──")]
+    return in_words(" ".join(line for line in inside[: rules[0] if rules else None] if line))
+
+
+KINDS = {"INT": "a whole number", "FLOAT": "a number"}
+
+
+def in_words(error: str) -> str:
+    """A value of the wrong type, without the names of types; other errors as they are.
+
+    >>> in_words("Error parsing --runs: invalid literal for int() with base 10: 'many'")
+    "--runs is 'many', but must be a whole number"
+    >>> in_words("Error parsing --vocabulary: no type matching INT|{full} could be instantiated from ['x']. Got errors: ...")
+    "--vocabulary is 'x', but must be a whole number or full"
+    """
+    several = re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from \[('.*?')\]", error)
+    if several:
+        kinds = [KINDS.get(kind, kind.strip("{}")) for kind in several[2].split("|") if kind != "{None}"]
+        return f"{several[1]} is {several[3]}, but must be {' or '.join(kinds)}"
+    one = re.match(r"Error parsing (\S+): (?:invalid literal for|could not convert string to) (int|float)[^']*('.*')", error)
+    return f"{one[1]} is {one[3]}, but must be {KINDS[one[2].upper()]}" if one else error
 
 
 def valid_options(instance: Any) -> list[str]:
@@ -262,51 +200,84 @@ def valid_options(instance: Any) -> list[str]:
 
 def option_names(instance: Any) -> list[str]:
     names = []
-    for f in dataclasses.fields(instance):
-        value = getattr(instance, f.name)
-        names += option_names(value) if dataclasses.is_dataclass(value) else [f.name]
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if dataclasses.is_dataclass(value):
+            names += option_names(value)
+        elif "Suppress" not in str(field.type) and "Fixed" not in str(field.type):
+            names.append(field.name)
     return names
+
+
+def do(options: Options, console: Console) -> None:
+    """Imports what the command needs, and no more: torch, Optuna and matplotlib take seconds."""
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    if isinstance(options, Compare):
+        from spherical_loss.experiments.running.compare import compare
+        from spherical_loss.experiments.training.distributed import joined
+
+        with joined():
+            compare(options, console)
+    elif isinstance(options, Tune):
+        from spherical_loss.experiments.tuning.tune import tune
+
+        tune(options, console)
+    elif isinstance(options, Get):
+        from spherical_loss.experiments.data.download import get
+        from spherical_loss.experiments.data.folder import data_folder
+
+        get(options.dataset, data_folder(), not options.quiet, (lambda text: None) if options.quiet else say)
+    elif isinstance(options, Collect):
+        from spherical_loss.experiments.results.collect import collect
+
+        for folder in options.folders:
+            collect(folder, options.results, options.trials, say)
+    else:
+        from spherical_loss.experiments.report.write_report import write_report
+
+        page = options.out or options.results / "report.html"
+        write_report(options.results, page, options.readme)
+        say(f"report: {page}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Errors that a user can mend are one message, not a traceback."""
-    with joined():
-        code = run(sys.argv[1:] if arguments is None else arguments)
-        if code != 0 and ranks() > 1:
-            raise SystemExit(code)  # at once: the others may be waiting for this one, and it must not wait for them
-        return code
-
-
-def run(arguments: Sequence[str]) -> int:
-    silent = rank() > 0
-    console, errors = Console(quiet=silent), Console(stderr=True, quiet=silent)
-    if silent or not console.is_terminal:
-        console = Console(width=FILE_WIDTH, quiet=silent, force_terminal=False)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    rank = int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None  # of several processes, under torchrun
+    silent = bool(rank)
+    console, errors = new_console(silent), Console(stderr=True, quiet=silent)
+    tell = partial(errors.print, style="red", markup=False, highlight=False, soft_wrap=True)
     try:
-        summaries = {name: (command.__doc__ or "").strip() for name, command in COMMANDS.items()}
-        if not arguments or arguments[0] in ("-h", "--help"):
-            listed = "\n".join(f"  {name:<12}{text}" for name, text in summaries.items())
-            print(f"usage: spherical-loss COMMAND ...\n\ncommands:\n{listed}\n\noptions: spherical-loss COMMAND --help")
+        if list(arguments) == ["--version"]:
+            console.print(f"spherical-loss {spherical_loss.__version__}", highlight=False)
             return 0
-        command = choose("command", arguments[0], COMMANDS)
-        if ranks() > 1 and (command not in ("compare", "reproduce") or {"--workers", "--cluster"} & set(arguments)):
+        options = parse(arguments)
+        if rank is not None and (not isinstance(options, Compare) or options.workers or options.cluster):
             raise UsageError("under torchrun the processes train one run together: compare and reproduce, without --workers")
-        COMMANDS[command](arguments[1:], console)
+        options.check()
+        do(options, console)
     except UserError as error:
-        errors.print(f"spherical-loss: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        tell(f"spherical-loss: {error}")
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter still writes in the end
         return 1
     except OSError as error:  # of this process alone, maybe
-        text = f"rank {rank()}: {explain(error)}" if ranks() > 1 else explain(error)
+        from spherical_loss.experiments.files.failures import explain
+
         errors.quiet = False
-        errors.print(f"spherical-loss: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+        tell(f"spherical-loss: {'' if rank is None else f'rank {rank}: '}{explain(error)}")
         return 1
-    except KeyboardInterrupt:
-        errors.print("stopped; the same command continues where it was", highlight=False)
-        return 130
     return 0
+
+
+def new_console(silent: bool) -> Console:
+    """As wide as the terminal or COLUMNS say; a file or a pipe has room for every table."""
+    console = Console(quiet=silent)
+    if console.is_terminal and not silent:
+        return console
+    columns = os.environ.get("COLUMNS", "")
+    return Console(width=int(columns) if columns.isdigit() else FILE_WIDTH, quiet=silent, force_terminal=False)
 
 
 if __name__ == "__main__":

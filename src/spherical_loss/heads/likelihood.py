@@ -44,6 +44,10 @@ class LikelihoodLayer(nn.Module, ABC):
         self.n_classes = n_classes
         self.ignore_index = ignore_index
         self.reduction = reduction
+        # The compiler would trace the backward pass of a factored head once, and leave nothing for its optimizer. Here, since
+        # `disable` imports torch._dynamo, which takes as long as torch: not everyone who imports this module should wait.
+        if not hasattr(LikelihoodLayer._of_targets, "_torchdynamo_disable"):
+            LikelihoodLayer._of_targets = torch.compiler.disable(LikelihoodLayer._of_targets)  # type: ignore[method-assign]
 
     # What each layer defines ---------------------------------------------------------------------------------------
 
@@ -99,8 +103,6 @@ class LikelihoodLayer(nn.Module, ABC):
             raise ValueError(f"hidden has shape {tuple(hidden.shape)}, but must end in in_features={self.in_features}")
         return hidden.reshape(-1, self.in_features)
 
-    # The compiler would trace the backward pass of a factored head once, and leave nothing for its optimizer.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _of_targets(self, hidden: Tensor, target: Tensor, exact: bool) -> Tensor:
         check_batch(hidden, target, None, self.in_features, self.n_classes, self.ignore_index)
         log_prob = self.target_log_prob if exact else self.training_log_prob

@@ -56,7 +56,7 @@ def train_and_say(run: Run, root: Path, said: Connection) -> None:
 
 def store_thirty(path: Path, name: str) -> None:
     for i in range(30):
-        store_tuned("digits", f"{name}-{i}", {"lr": float(i)}, {}, path)
+        store_tuned("digits", f"{name}-{i}", {"values": {"lr": float(i)}, "found": {}}, path)
 
 
 def test_a_killed_process_gives_its_lock_back(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_run(task: str = "ptb", loss: str = "taylor", seed: int = 0, head: str = "dense", **changes) -> Run:
-    settings = dataclasses.replace(TASKS[task].settings, **{**SMALL, "head": (head,), **changes})
+    settings = dataclasses.replace(TASKS[task].settings, **{**SMALL, "head": head, **changes})
     return Run(task, loss, seed, resolved(settings, loss, open_values(task, loss, settings)))
 
 
@@ -342,15 +342,15 @@ def test_the_default_architecture_is_a_table_of_the_paper(
 
 def test_a_study_is_about_one_text(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "corpus.txt"
-    options = ("--vocabulary", "42", "--trials", "1", "--runs", "1", "--store", str(tmp_path / "tuned.json"))
-    search = ("tune", "text", "--file", str(file), *options, "--out", str(tmp_path / "runs"), *OPTIONS)
+    options = ("--vocabulary", "42", "--trials", "1", "--runs", "1")
+    search = ("tune", "text", "--loss", "taylor", "--file", str(file), *options, "--out", str(tmp_path / "runs"), *OPTIONS)
     counts = []
     for seed in (1, 1, 2):
         file.write_text(chain(1500, seed))
         assert command(*search) == 0
         counts.append(len(list((tmp_path / "runs/text").glob("taylor-*/result.json"))))
     assert counts == [1, 1, 2]
-    stored = json.loads((tmp_path / "tuned.json").read_text())["text"]["taylor"]["found"]["settings"]
+    stored = json.loads((tmp_path / "runs/tuned.json").read_text())["text"]["taylor"]["found"]["settings"]
     assert stored["layers"] == 1
 
 

@@ -269,7 +269,7 @@ def test_gap_to_the_softmax() -> None:
 
 
 def test_approximate_heads_are_not_the_softmax() -> None:
-    sampled = [text_line("softmax", s, 50.0, task="text", head=("sampled",)) for s in (0, 1)]
+    sampled = [text_line("softmax", s, 50.0, task="text", head="sampled") for s in (0, 1)]
     exact = [text_line(loss, s, p + s, task="text") for loss, p in (("softmax", 100.0), ("taylor", 120.0)) for s in (0, 1)]
     found = {gap.label: gap.mean for gap in questions.gaps(runs_of(*sampled, *exact)) if gap.metric == "perplexity"}
     assert found.keys() == {"taylor", "softmax/sampled"}

@@ -116,7 +116,7 @@ def full_store(folder: Path) -> Path:
         image_line(loss, 0, e, task="cifar10", width=16, weight_decay=5e-4) for loss, e in (("softmax", 0.2), ("taylor", 0.19))
     ]
     lines += [image_line(loss, seed, 0.05, task="digits", width=64) for loss in ("softmax", "z") for seed in range(2)]
-    lines += [text_line("softmax", 0, 127.0), text_line("taylor", 0, 150.0, head=("gram",)), text_line("z", 0, None)]
+    lines += [text_line("softmax", 0, 127.0), text_line("taylor", 0, 150.0, head="gram"), text_line("z", 0, None)]
     for layers in (0, 1, 2):
         common = {"task": "one-billion-word", "layers": layers, "width": 500, "online": True, "epochs": 10, "patience": 10}
         lines += [text_line(loss, 0, 100.0 - 10 * layers, **common) for loss in ("softmax", "taylor")]
@@ -127,7 +127,7 @@ def full_store(folder: Path) -> Path:
                 for s in (0, 1)
             ]
     for loss, seconds in (("taylor", 10.0), ("z", 9.0), ("sampled", 12.0), ("adaptive", 30.0)):
-        head = ("factored",) if loss in ("taylor", "z") else ("dense",)
+        head = "factored" if loss in ("taylor", "z") else "dense"
         value = None if loss == "z" else 200 + seconds
         lines.append(text_line(loss, 0, value, task="imdb", vocabulary="full", seconds=seconds, head=head, D=115_517))
     for loss, end in (("softmax", 150.0), ("bound", 900.0), ("bound-fixed", 1200.0)):

@@ -67,7 +67,7 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_heads_are_part_of_the_label(tmp_path: Path) -> None:
-    gram = Run("text", "taylor", 0, LanguageSettings(lr=1.0, head=("gram",)))
+    gram = Run("text", "taylor", 0, LanguageSettings(lr=1.0, head="gram"))
     finished_folder(tmp_path / "out", gram, perplexity=9.0, top10=0.5)
     collected(tmp_path / "out", tmp_path / "results")
     assert read_runs(tmp_path / "results")[0].label == "taylor/gram"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spherical_loss.experiments.cli import FILE_WIDTH
 from spherical_loss.experiments.results.paper import TABLES
-from spherical_loss.experiments.results.tables import claim_cells, collect, markdown_table, result_cells, rich_table
+from spherical_loss.experiments.results.tables import by_label, claim_cells, markdown_table, result_cells, rich_table
 from spherical_loss.experiments.training.settings import Run, Settings
 
 
@@ -24,7 +24,7 @@ def results(**errors: list[float]):
     runs = [
         (Run("mnist", loss, i, Settings(lr=0.1)), result(e, 10 * e)) for loss, es in errors.items() for i, e in enumerate(es)
     ]
-    return collect(runs)
+    return by_label(runs)
 
 
 def cell(headings: list[str], row: list[str], heading: str) -> str:
@@ -64,7 +64,7 @@ def test_the_paper_stands_beside() -> None:
 def test_single_runs_have_no_deviation_and_missing_metrics_a_dash() -> None:
     run = Run("mnist", "mse", 0, Settings(lr=0.1))
     other = Run("mnist", "taylor", 0, Settings(lr=0.1))
-    headings, rows = result_cells(collect([(run, result(0.02, None)), (other, result(0.02, 0.1))]), None)
+    headings, rows = result_cells(by_label([(run, result(0.02, None)), (other, result(0.02, 0.1))]), None)
     assert cell(headings, rows[0], "error %") == "2"
     assert cell(headings, rows[0], "95% interval") == "-"
     assert cell(headings, rows[0], "neg. log-lik.") == "-"
@@ -72,7 +72,7 @@ def test_single_runs_have_no_deviation_and_missing_metrics_a_dash() -> None:
 
 def test_columns_without_a_number_are_left_out() -> None:
     run = Run("mnist", "mse", 0, Settings(lr=0.1))
-    headings, _ = result_cells(collect([(run, result(0.02, None))]), None)
+    headings, _ = result_cells(by_label([(run, result(0.02, None))]), None)
     assert "neg. log-lik." not in headings
     assert "error %" in headings
 

@@ -22,7 +22,7 @@ from spherical_loss.experiments.running import workers
 from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.training.run_folder import RunFolder
-from spherical_loss.experiments.training.settings import Run
+from spherical_loss.experiments.training.settings import Run, with_threads
 from spherical_loss.experiments.training.train import train
 from tests.experiments.training.test_train import make_run, numbers
 
@@ -128,9 +128,9 @@ def test_the_command_line_with_workers(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_search_with_workers_finds_the_same(tmp_path: Path) -> None:
     small = ["--loss", "softmax", "--trials", "3", "--runs", "2", "--epochs", "1", "--quiet"]
     for name, more in [("here", []), ("workers", ["--workers", "2"])]:
-        files = ["--out", str(tmp_path / name), "--store", str(tmp_path / f"{name}.json")]
+        files = ["--out", str(tmp_path / name)]
         assert cli.main(["tune", "digits", *small, *files, *more]) == 0
-    assert json.loads((tmp_path / "here.json").read_text()) == json.loads((tmp_path / "workers.json").read_text())
+    assert json.loads((tmp_path / "here/tuned.json").read_text()) == json.loads((tmp_path / "workers/tuned.json").read_text())
 
 
 def test_errors_of_workers_are_messages(
@@ -145,7 +145,7 @@ def test_errors_of_workers_are_messages(
 
 def test_threads_do_not_depend_on_the_number_of_workers() -> None:
     settings = dataclasses.replace(make_run().settings, threads=None)
-    assert workers.with_threads(settings, None, None).threads is None
-    assert [workers.with_threads(settings, n, None).threads for n in (1, 2, 64)] == [1, 1, 1]
-    assert workers.with_threads(settings, None, "tcp://host:8786").threads == 1
-    assert workers.with_threads(dataclasses.replace(settings, threads=3), 2, None).threads == 3
+    assert with_threads(settings, None, None).threads is None
+    assert [with_threads(settings, n, None).threads for n in (1, 2, 64)] == [1, 1, 1]
+    assert with_threads(settings, None, "tcp://host:8786").threads == 1
+    assert with_threads(dataclasses.replace(settings, threads=3), 2, None).threads == 3

@@ -17,7 +17,7 @@ STORED = sorted((Path(__file__).parents[3] / "results" / "runs").glob("*.jsonl")
 def test_stored_runs_keep_their_names(path: Path) -> None:
     for line in map(json.loads, path.read_text().splitlines()):
         stored = line["run"]
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in stored["settings"].items()}
+        values = {key: value[0] if key == "head" else value for key, value in stored["settings"].items()}
         settings = type(TASKS[stored["task"]].settings)(**values)
         assert Run(stored["task"], stored["loss"], stored["seed"], settings, stored.get("ranks", 1)).name == line["name"]
 

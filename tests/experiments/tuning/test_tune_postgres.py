@@ -15,6 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 from spherical_loss.experiments import cli
+from spherical_loss.experiments.options import Tune
 from spherical_loss.experiments.training import train
 from spherical_loss.experiments.training.tasks import TASKS
 from spherical_loss.experiments.tuning import tune
@@ -41,7 +42,7 @@ def search_and_wait(inside: Path, gate: Path, arguments: list[str]) -> None:
 
 def open_study(folder: Path, address: str) -> optuna.Study:
     settings = dataclasses.replace(TASKS["digits"].settings, epochs=1, batch_size=200)
-    return tune.open_study("digits", cli.Tune(settings, "taylor", runs=1, out=folder / "runs", storage=address))
+    return tune.open_study("taylor", Tune(task="digits", settings=settings, runs=1, out=folder / "runs", storage=address))
 
 
 def searching(folder: Path, name: str, address: str, trials: int = 6) -> BaseProcess:
@@ -59,7 +60,7 @@ def searching(folder: Path, name: str, address: str, trials: int = 6) -> BasePro
         "--batch-size",
         "200",
     ]
-    files = ["--storage", address, "--out", str(folder / "runs"), "--store", str(folder / "tuned.json"), "--quiet"]
+    files = ["--storage", address, "--out", str(folder / "runs"), "--quiet"]
     inside, gate = folder / f"{name}-inside", folder / f"{name}-gate"
     return start(search_and_wait, inside, gate, [*arguments, *files])
 
@@ -84,7 +85,7 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path, monkeypat
         assert exit_code(processes["survivor"]) == 0
         finished = study.get_trials(states=(TrialState.COMPLETE,))
 
-        stored = json.loads((tmp_path / "tuned.json").read_text())["digits"]["taylor"]
+        stored = json.loads((tmp_path / "runs" / "tuned.json").read_text())["digits"]["taylor"]
         last = searching(tmp_path, "last", address, trials=9)
         while not (tmp_path / "last-inside").exists():
             assert last.is_alive()
@@ -103,7 +104,7 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path, monkeypat
     assert len(rates) == len(set(rates)) == 6
     assert len(list((tmp_path / "runs/digits").glob("taylor-*/result.json"))) == 7  # one more was made before the last kill
     best = min(finished, key=lambda trial: trial.value)
-    assert stored["values"] == {"lr": tune.rounded(best.params["lr"])}
+    assert stored["values"] == {"lr": tune.three_digits(best.params["lr"])}
     assert stored["found"]["trials"] == 6
 
 
@@ -129,7 +130,7 @@ def test_a_server_that_dies_is_a_message_without_the_password(
 
         monkeypatch.setattr(train, "train_epoch", kill_the_server)
         storage = address.replace("tester@", "tester:hush%40hush@")
-        options = ["--storage", storage, "--out", str(tmp_path), "--epochs", "1", "--runs", "1", "--store", str(tmp_path / "t")]
+        options = ["--storage", storage, "--out", str(tmp_path), "--epochs", "1", "--runs", "1"]
         assert cli.main(["tune", "digits", *options]) == 1
     said = "".join(capfd.readouterr())
     assert "tester:***@" in said

@@ -157,7 +157,10 @@ def existing(name: str, what: str = "") -> Path:
     path = data_folder() / name
     if not path.is_file():
         of = f" ({what})" if what else ""
-        raise UserError(f"{path} is missing{of}; put it there, or point {VARIABLE} to a folder that has {name}")
+        raise UserError(
+            f"{path} is missing{of}; 'spherical-loss data get {path.parent.name}' says where it comes from; put it there, or "
+            f"point {VARIABLE} to a folder that has {name}"
+        )
     return path
 
 

@@ -15,6 +15,7 @@ import pooch
 import requests
 
 from spherical_loss.experiments.data import image_files as data
+from spherical_loss.experiments.data.folder import VARIABLE
 from spherical_loss.experiments.errors import UserError
 
 Say = Callable[[str], None]
@@ -59,6 +60,28 @@ DATASETS: dict[str, tuple[Download, ...]] = {
         ),
     ),
 }
+BY_HAND = {
+    "ptb": (
+        ("ptb/ptb.train.txt", "ptb/ptb.valid.txt", "ptb/ptb.test.txt"),
+        "Penn Treebank belongs to the Linguistic Data Consortium (LDC99T42). The text as T. Mikolov prepared it is in the "
+        "folder data of http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
+    ),
+    "one-billion-word": (
+        ("one-billion-word",),
+        "The One Billion Word benchmark is at http://www.statmt.org/lm-benchmark/; unpack "
+        "1-billion-word-language-modeling-benchmark-r13output.tar.gz there, or some of its shards",
+    ),
+    "imdb": (
+        ("imdb/imdb.train.txt", "imdb/imdb.test.txt"),
+        "The reviews are at https://ai.stanford.edu/~amaas/data/sentiment/ (aclImdb_v1.tar.gz). Write them one a line: those "
+        "of train, unsup included, to imdb.train.txt, and those of test to imdb.test.txt",
+    ),
+    "simlex": (
+        ("SimLex-999/SimLex-999.txt",),
+        "SimLex-999 is at https://fh295.github.io/simlex.html (SimLex-999.zip)",
+    ),
+}
+"""What is not fetched: its files under the data folder, and where they come from."""
 READERS: dict[str, Callable[[Path], Any]] = {
     "mnist": data.read_mnist,
     "cifar10": data.read_cifar10,
@@ -68,6 +91,12 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 def get(dataset: str, folder: Path, progress: bool, say: Say) -> None:
     """Have the files of ``dataset`` in ``folder``, and read them once to be sure of them."""
+    if dataset in BY_HAND:
+        names, where = BY_HAND[dataset]
+        if missing := [name for name in names if not (folder / name).exists()]:
+            raise UserError(f"{where}; put {' and '.join(missing)} in {folder} ({VARIABLE} names another folder)")
+        say(f"{dataset} is in {folder}")
+        return
     pooch.get_logger().setLevel("WARNING")  # it announces every file, with a hint that does not apply to us
     for download in DATASETS[dataset]:
         if download.members and all((folder / member).is_file() for member in download.members):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from spherical_loss import AdaptiveSphericalSoftmax, Loss, SampledSoftmax, SphericalLoss
 from spherical_loss.experiments.data.corpora import TextSet
 from spherical_loss.experiments.data.simlex import agreement
-from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.models.network import Network, activation
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
 from spherical_loss.experiments.training.metrics import reported
@@ -85,9 +84,7 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
     frequencies. The Z-loss has no such bias, and is flat where all outputs are equal: its output weights start with He's
     standard deviation, ``sqrt(2 / d)``. Embeddings start with a standard deviation of 1. All heads start alike.
     """
-    if len(settings.head) != 1:
-        raise UserError(f"--head is {' '.join(settings.head)}, but here it must be one of them")
-    network = LanguageModel(train.D, settings, lambda d, D: made_head(settings.head[0], d, train, loss))
+    network = LanguageModel(train.D, settings, lambda d, D: made_head(settings.head, d, train, loss))
     for module in network.trunk:
         if isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

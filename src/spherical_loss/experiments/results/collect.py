@@ -15,7 +15,7 @@ from spherical_loss.experiments.results.store import Study, add_runs, add_studie
 from spherical_loss.experiments.training.records import of_language
 from spherical_loss.experiments.training.run_folder import read_result
 from spherical_loss.experiments.training.tasks import TASKS
-from spherical_loss.experiments.tuning.tune import finished_trials, judged, judged_by, rounded
+from spherical_loss.experiments.tuning.tune import finished_trials, judged, judged_by, three_digits
 
 Config = dict[str, Any]
 Group = list[Path]
@@ -48,7 +48,7 @@ def read_database(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, 
         trials = [
             {
                 "number": trial.number,
-                "values": {key: rounded(value) for key, value in trial.params.items()},
+                "values": {key: three_digits(value) for key, value in trial.params.items()},
                 "value": trial.value if trial.value is not None and math.isfinite(trial.value) else None,
                 **({"pruned": trial.last_step} if trial.state == TrialState.PRUNED else {}),
             }

@@ -57,7 +57,7 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        return label_of(self.loss, self.settings.get("head", ("dense",)))
+        return label_of(self.loss, *self.settings.get("head", ["dense"]))
 
     @property
     def finished(self) -> bool:
@@ -182,23 +182,23 @@ def line_of(folder: Path) -> dict[str, Any]:
         "name": folder.name,
         "run": config,
         "environment": read_json(folder / "environment.json", check_environment),
-        "result": rounded(result),
-        "history": rounded(columns(read_history(folder / "metrics.jsonl", language))),
+        "result": with_six_digits(result),
+        "history": with_six_digits(columns(read_history(folder / "metrics.jsonl", language))),
     }
     return {**line, "data": sizes} if sizes else line
 
 
-def rounded(value: Any) -> Any:
+def with_six_digits(value: Any) -> Any:
     """Floats anywhere in ``value`` with six digits.
 
-    >>> rounded({"error": [0.041599999999999997, 3]})
+    >>> with_six_digits({"error": [0.041599999999999997, 3]})
     {'error': [0.0416, 3]}
     """
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
-        return {key: rounded(x) for key, x in value.items()}
-    return [rounded(x) for x in value] if isinstance(value, list) else value
+        return {key: with_six_digits(x) for key, x in value.items()}
+    return [with_six_digits(x) for x in value] if isinstance(value, list) else value
 
 
 def columns(history: list[dict[str, Any]]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def add_studies(results: Path, studies: Iterable[Study]) -> int:
     """Put studies that are new, or have more trials than before, in the store; returns how many."""
     return merge(
         results / "tuning",
-        ((study.task, study.name, rounded(vars(study))) for study in studies),
+        ((study.task, study.name, with_six_digits(vars(study))) for study in studies),
         key=lambda line: (line["loss"], line["name"]),
         newer=lambda old, new: len(new["trials"]) > len(old["trials"]),
         made_of=study_of,

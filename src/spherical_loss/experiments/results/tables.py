@@ -51,7 +51,7 @@ COLUMNS = (
 )
 
 
-def collect(runs: Sequence[tuple[Run, dict[str, Any]]]) -> Results:
+def by_label(runs: Sequence[tuple[Run, dict[str, Any]]]) -> Results:
     """Results by label and seed."""
     results: Results = {}
     for run, result in runs:

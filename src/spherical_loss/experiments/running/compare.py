@@ -11,11 +11,13 @@ from rich.console import Console
 
 from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.locks import locked
+from spherical_loss.experiments.models.loss_names import LOSSES
+from spherical_loss.experiments.options import Compare, CompareHeads
 from spherical_loss.experiments.results import paper
 from spherical_loss.experiments.results.tables import (
     Results,
+    by_label,
     claim_cells,
-    collect,
     loss_of,
     markdown_table,
     result_cells,
@@ -23,40 +25,87 @@ from spherical_loss.experiments.results.tables import (
 )
 from spherical_loss.experiments.running.progress import make_reporter
 from spherical_loss.experiments.running.train_all import train_all
-from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.running.workers import Workers, open_workers
+from spherical_loss.experiments.training.distributed import on_first, ranks
 from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
-from spherical_loss.experiments.training.settings import LanguageSettings, Run, Settings, check, check_loss, heads_of, resolved
+from spherical_loss.experiments.training.settings import (
+    HeadName,
+    LanguageSettings,
+    Run,
+    Settings,
+    check,
+    check_loss,
+    no_head,
+    resolved,
+    with_threads,
+)
 from spherical_loss.experiments.training.tasks import open_values
+from spherical_loss.experiments.tuning.tuned import tuned_in
 
 Finished = list[tuple[Run, dict[str, Any]]]
 
 
-def plan(task: str, losses: Sequence[str], seeds: Sequence[int], settings: Settings, quiet: bool = True) -> list[Run]:
-    """The runs to make: seed by seed, so that a comparison stopped half-way has as many runs of each loss."""
+def compare(options: Compare, console: Console) -> None:
+    """``spherical-loss compare`` and ``reproduce``: train the runs, and show the tables."""
+    settings = with_threads(options.settings, options.workers, options.cluster)
+    heads = options.head if isinstance(options, CompareHeads) else ()
+    seeds = range(options.seed, options.seed + options.runs)
+    losses = list(dict.fromkeys(options.losses))
+    runs = plan(options.task, losses, seeds, settings, options.quiet, heads, tuned_in(options.out))
+    runs = [dataclasses.replace(run, ranks=ranks()) for run in runs]
+    with open_workers(options.workers, options.cluster) as workers:
+        finished = train_runs(runs, options.out, console, options.quiet, options.tensorboard, workers)
+    table = paper.table_of(options.task, runs[0].settings)  # not ``settings``, which may leave the layers open
+    on_first(lambda: show(options.name, options.title, finished, table, options.out, console))
+
+
+def plan(
+    task: str,
+    losses: Sequence[str],
+    seeds: Sequence[int],
+    settings: Settings,
+    quiet: bool = True,
+    heads: Sequence[HeadName] = (),
+    tuned: Path | None = None,
+) -> list[Run]:
+    """The runs to make: seed by seed, so that a comparison stopped half-way has as many runs of each loss.
+
+    With ``heads``, a run for each of them that the loss works with. ``tuned``: values that overrule those that are shipped.
+    """
     check(settings)
+    each = {loss: with_heads(settings, loss, heads) for loss in losses}
     for loss in losses:
-        check_loss(loss, settings)
+        check_loss(loss, each[loss][0])
     settings = RECIPES[task].prepare(settings, quiet)
     filled = {
-        loss: [resolved(each, loss, open_values(task, loss, each)) for each in each_head(settings, loss)] for loss in losses
+        loss: [resolved(s, loss, open_values(task, loss, s, tuned)) for s in with_heads(settings, loss, heads)]
+        for loss in losses
     }
-    return [Run(task, loss, seed, each) for seed in seeds for loss in losses for each in filled[loss]]
+    return [Run(task, loss, seed, s) for seed in seeds for loss in losses for s in filled[loss]]
 
 
-def each_head(settings: Settings, loss: str) -> list[Settings]:
-    """The settings once for every head that they name and the loss works with."""
-    if not isinstance(settings, LanguageSettings):
+def with_heads(settings: Settings, loss: str, heads: Sequence[HeadName]) -> list[Settings]:
+    """The settings once for each of ``heads`` that the loss works with; as they are if there are none to choose from."""
+    if not isinstance(settings, LanguageSettings) or not heads:
         return [settings]
-    changes: list[dict[str, Any]] = [{"head": (head,)} for head in heads_of(loss, settings)]
-    return [dataclasses.replace(settings, **change) for change in changes]
+    found: list[Settings] = [dataclasses.replace(settings, head=head) for head in heads if head in LOSSES[loss].heads]
+    if not found:
+        raise no_head(loss, heads)
+    return found
 
 
-def execute(
-    runs: Sequence[Run], out: Path, console: Console, quiet: bool, tensorboard: bool, workers: Workers | None = None
+def train_runs(
+    runs: Sequence[Run],
+    out: Path,
+    console: Console,
+    quiet: bool,
+    tensorboard: bool = False,
+    workers: Workers | None = None,
 ) -> Finished:
     """Train every run that is not finished yet; a diverging one is recorded, and the others go on."""
-    with make_reporter(console, len(runs), quiet) as reporter:
+    several_heads = len({getattr(run.settings, "head", None) for run in runs}) > 1
+    with make_reporter(console, len(runs), quiet, several_heads) as reporter:
         results = train_all(runs, out, reporter, tensorboard, workers)
     return [(run, results[run]) for run in runs]
 
@@ -67,13 +116,13 @@ def stored(runs: Sequence[Run], out: Path) -> Finished:
     return [(run, result) for run, result in found if result is not None]
 
 
-def report(name: str, title: str, finished: Finished, table: paper.Table | None, out: Path, console: Console) -> None:
+def show(name: str, title: str, finished: Finished, table: paper.Table | None, out: Path, console: Console) -> None:
     """Print the tables, and write them (Markdown) and the learning curves to ``out/NAME``."""
     from spherical_loss.experiments.report.curves import draw_curves  # matplotlib takes a while to import
     from spherical_loss.experiments.report.time_curves import draw_time_curves
 
     draw = draw_time_curves if any(isinstance(run.settings, LanguageSettings) for run, _ in finished) else draw_curves
-    results = collect(finished)
+    results = by_label(finished)
     parts = [(title, *result_cells(results, table))]
     if table is not None and (claims := relevant(table, results)):
         others = {name: elsewhere(name, finished, out) for name in {c.elsewhere for c in claims} if name is not None}
@@ -99,4 +148,4 @@ def elsewhere(name: str, finished: Finished, out: Path) -> Results:
     """The stored runs of another table that differ from these by that table's settings alone."""
     other = paper.TABLES[name]
     runs = [dataclasses.replace(run, settings=dataclasses.replace(run.settings, **other.settings)) for run, _ in finished]
-    return collect(stored(runs, out))
+    return by_label(stored(runs, out))

@@ -16,6 +16,13 @@ from spherical_loss.experiments.training.settings import Run
 class Reporter:
     """Says nothing; what ``--quiet`` uses, and what the other reporters fill in. Use as a context manager."""
 
+    several_heads = False
+    """Whether a run's head says which one it is."""
+
+    def label(self, run: Run) -> str:
+        head = getattr(run.settings, "head", None)
+        return f"{run.loss}{f'/{head}' if self.several_heads else ''}, seed {run.seed}"
+
     def __enter__(self) -> Reporter:
         return self
 
@@ -41,9 +48,8 @@ class Reporter:
         """Something out of the ordinary about a run."""
 
 
-def outcome(run: Run, result: dict[str, Any]) -> str:
+def outcome(label: str, run: Run, result: dict[str, Any]) -> str:
     """A line about a finished run."""
-    label = f"{run.label}, seed {run.seed}"
     if result["status"] == "diverged":
         return f"{label}: diverged in epoch {result['epoch']} at learning rate {run.settings.lr:.3g}"
     if result["status"] == "paused":
@@ -84,24 +90,24 @@ class PlainReporter(Reporter):
 
     def kept(self, run: Run, result: dict[str, Any]) -> None:
         self.done += 1
-        self.line(f"{outcome(run, result)} (stored)")
+        self.line(f"{outcome(self.label(run), run, result)} (stored)")
 
     def started(self, run: Run, epoch: int) -> None:
         if epoch:
-            self.line(f"{run.loss}, seed {run.seed}: goes on after epoch {epoch}")
+            self.line(f"{self.label(run)}: goes on after epoch {epoch}")
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         if time.monotonic() - self.printed >= self.every:
             left = (run.settings.epochs - record["epoch"]) * record["seconds"]
-            text = f"{run.loss}, seed {run.seed}: epoch {record['epoch']}/{run.settings.epochs}, {epoch_text(record)}"
+            text = f"{self.label(run)}: epoch {record['epoch']}/{run.settings.epochs}, {epoch_text(record)}"
             self.line(f"{text}; this run: at most {duration(left)} left")
 
     def finished(self, run: Run, result: dict[str, Any]) -> None:
         self.done += 1
-        self.line(outcome(run, result))
+        self.line(outcome(self.label(run), run, result))
 
     def note(self, run: Run, text: str) -> None:
-        self.line(f"{run.loss}, seed {run.seed}: {text}")
+        self.line(f"{self.label(run)}: {text}")
 
 
 def duration(seconds: float) -> str:
@@ -149,7 +155,7 @@ class LiveReporter(Reporter):
 
     def started(self, run: Run, epoch: int) -> None:
         text = self.text[run] = f"goes on after epoch {epoch}" if epoch else ""
-        label = f"{run.loss}, seed {run.seed}"
+        label = self.label(run)
         if run in self.bars:  # its process died
             self.progress.remove_task(self.bars[run])
         self.bars[run] = self.progress.add_task(label, total=run.settings.epochs, completed=epoch, text=text)
@@ -173,13 +179,15 @@ class LiveReporter(Reporter):
         if run in self.bars:
             self.progress.remove_task(self.bars.pop(run))
         self.progress.update(self.all, completed=self.done + sum(self.parts.values()), text=f"{self.done}/{self.runs}")
-        self.progress.console.print(outcome(run, result), markup=False, highlight=False)
+        self.progress.console.print(outcome(self.label(run), run, result), markup=False, highlight=False)
 
     def note(self, run: Run, text: str) -> None:
-        self.progress.console.print(f"{run.loss}, seed {run.seed}: {text}", markup=False, highlight=False)
+        self.progress.console.print(f"{self.label(run)}: {text}", markup=False, highlight=False)
 
 
-def make_reporter(console: Console, runs: int, quiet: bool) -> Reporter:
+def make_reporter(console: Console, runs: int, quiet: bool, several_heads: bool = False) -> Reporter:
     if quiet:
         return Reporter()
-    return LiveReporter(console, runs) if console.is_terminal else PlainReporter(console, runs)
+    reporter = LiveReporter(console, runs) if console.is_terminal else PlainReporter(console, runs)
+    reporter.several_heads = several_heads
+    return reporter

@@ -7,13 +7,12 @@ Either way a thread here waits for each run, and the run itself happens elsewher
 - on a cluster Dask does the same: a task whose worker dies goes to another one.
 
 The number of workers has no part in the numbers: a run is trained with the threads that its settings say, and those are
-decided before (:func:`with_threads`).
+decided before (:func:`~spherical_loss.experiments.training.settings.with_threads`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -30,23 +29,13 @@ from typing import Any
 from spherical_loss.experiments.errors import UsageError, UserError
 from spherical_loss.experiments.files.locks import BusyError
 from spherical_loss.experiments.running.progress import Reporter
-from spherical_loss.experiments.training.settings import Run, Settings
+from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
 
 DEATHS = 5  # of workers with the same run, before it is given up
 
 Call = Callable[..., Any]
 """``call(died, function, *arguments)``: the function's value, from another process; ``died()`` each time one is lost."""
-
-
-def with_threads(settings: Settings, workers: int | None, cluster: str | None) -> Settings:
-    """``settings`` for runs on workers: one thread each, unless they say otherwise.
-
-    Threads decide the last bits of the numbers, so they belong to the run, and must not depend on the number of workers.
-    """
-    if settings.threads is not None or (workers is None and cluster is None):
-        return settings
-    return dataclasses.replace(settings, threads=1)
 
 
 def train_run(run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from spherical_loss import Loss
 from spherical_loss.experiments.data import corpora, image_files
 from spherical_loss.experiments.data.folder import data_folder
 from spherical_loss.experiments.data.images import Images, Splits, split_images
-from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.errors import UsageError
 from spherical_loss.experiments.models import image_networks
 from spherical_loss.experiments.models.language_model import (
     LanguageModel,
@@ -138,7 +138,7 @@ def text_network(settings: LanguageSettings, train: corpora.TextSet, loss: Loss)
 def checked(network: N, settings: Settings) -> N:
     """The network, if batches of this size are enough for it."""
     if settings.batch_size < network.smallest_batch:
-        raise UserError(
+        raise UsageError(
             f"--batch-size is {settings.batch_size}, but this network has batch normalization, which needs "
             f"{network.smallest_batch} examples at least"
         )

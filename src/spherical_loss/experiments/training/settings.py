@@ -12,8 +12,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.errors import UsageError
 from spherical_loss.experiments.models.loss_names import LOSS_OPTIONS, LOSSES, make_loss
+
+HeadName = Literal["dense", "gram", "factored", "adaptive-spherical", "sampled", "adaptive"]
+"""The output layers of the language models."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,8 @@ class ImageSettings(Settings):
 class LanguageSettings(Settings):
     """Settings of the language models."""
 
-    head: tuple[Literal["dense", "gram", "factored", "adaptive-spherical", "sampled", "adaptive"], ...] = ("dense",)
-    """Output layers: dense computes the logits; gram and factored do not, and are exact all the same, for the losses of the
-    family; adaptive-spherical is a softmax over the 2,000 most frequent words, with the loss over the others; sampled and
-    adaptive are what softmax has instead. With several, a loss takes those that it works with."""
+    head: Annotated[HeadName, tyro.conf.Suppress] = "dense"
+    """The output layer. A comparison may train with several; a run has one."""
     layers: int | None = None
     """Hidden layers."""
     width: int | None = None
@@ -115,7 +116,7 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """What decides the run's numbers. Settings that are None are left out, so that new ones do not rename old runs."""
-        settings = {key: value for key, value in dataclasses.asdict(self.settings).items() if value is not None}
+        settings = {key: value for key, value in as_recorded(self.settings).items() if value is not None}
         ranks = {"ranks": self.ranks} if self.ranks > 1 else {}
         return {"task": self.task, "loss": self.loss, "seed": self.seed, "settings": settings, **ranks}
 
@@ -133,19 +134,35 @@ class Run:
     def label(self) -> str:
         """What sets it apart in a comparison: the loss, and the head if it is not the dense one.
 
-        >>> Run("ptb", "taylor", 3, LanguageSettings(head=("gram",))).label
+        >>> Run("ptb", "taylor", 3, LanguageSettings(head="gram")).label
         'taylor/gram'
         """
-        return label_of(self.loss, getattr(self.settings, "head", ("dense",)))
+        return label_of(self.loss, getattr(self.settings, "head", "dense"))
 
     @property
     def loss_options(self) -> dict[str, float | None]:
         return {key: getattr(self.settings, key) for key in LOSS_OPTIONS}
 
 
-def label_of(loss: str, head: Sequence[str]) -> str:
+def label_of(loss: str, head: str) -> str:
     """See :attr:`Run.label`."""
-    return loss if tuple(head) == ("dense",) else f"{loss}/{''.join(head)}"
+    return loss if head == "dense" else f"{loss}/{head}"
+
+
+def as_recorded(settings: Settings) -> dict[str, Any]:
+    """The settings as a run's folder and the store have them. The head is a list of one: names of stored runs depend on it."""
+    values = dataclasses.asdict(settings)
+    return {**values, "head": [values["head"]]} if "head" in values else values
+
+
+def with_threads(settings: Settings, workers: int | None, cluster: str | None) -> Settings:
+    """``settings`` for runs on workers: one thread each, unless they say otherwise.
+
+    Threads decide the last bits of the numbers, so they belong to the run, and must not depend on the number of workers.
+    """
+    if settings.threads is not None or (workers is None and cluster is None):
+        return settings
+    return dataclasses.replace(settings, threads=1)
 
 
 def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
@@ -164,34 +181,32 @@ def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """Raise a :class:`UserError` for a value that makes no sense."""
+    """Raise a :class:`UsageError` for a value that makes no sense."""
     positive = {"lr", "eps", "a", "batch_size", "epochs", "patience", "halve_after", "width", "threads"}
     positive |= {"context", "embedding", "output_rate", "tail_rate", "min_count", "words"}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         option = "--" + field.name.replace("_", "-")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{option} is {value}, but must be a finite number")
+            raise UsageError(f"{option} is {value}, but must be a finite number")
         if field.name in positive and value is not None and not value > 0:
-            raise UserError(f"{option} is {value}, but must be greater than 0")
+            raise UsageError(f"{option} is {value}, but must be greater than 0")
         if field.name == "weight_decay" and not value >= 0:
-            raise UserError(f"{option} is {value}, but must not be negative")
+            raise UsageError(f"{option} is {value}, but must not be negative")
         if field.name == "device":
             check_device(value)
         if field.name == "momentum" and not 0 <= value < 1:
-            raise UserError(f"{option} is {value}, but must be at least 0 and below 1")
+            raise UsageError(f"{option} is {value}, but must be at least 0 and below 1")
 
     if isinstance(settings, LanguageSettings):
         check_language(settings)
 
 
 def check_language(settings: LanguageSettings) -> None:
-    if not settings.head:
-        raise UserError("--head needs one head at least, of: dense, gram, factored, adaptive-spherical, sampled, adaptive")
     if settings.layers is not None and settings.layers < 0:
-        raise UserError(f"--layers is {settings.layers}, but must not be negative")
+        raise UsageError(f"--layers is {settings.layers}, but must not be negative")
     if settings.momentum or settings.weight_decay:
-        raise UserError(
+        raise UsageError(
             f"--momentum is {settings.momentum} and --weight-decay {settings.weight_decay}, but the language models train with "
             "plain SGD, whose steps touch the words of the batch only; both must be 0"
         )
@@ -206,27 +221,22 @@ def check_device(name: str) -> None:
         torch.zeros(1, device=name).item()  # which the device meta cannot
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"--device is {name!r}, which torch cannot use here ({reason}); cpu works everywhere") from error
+        raise UsageError(f"--device is {name!r}, which torch cannot use here ({reason}); cpu works everywhere") from error
 
 
 def check_loss(loss: str, settings: Settings) -> None:
-    """Raise a :class:`UserError` if the loss refuses an option, or every head."""
-    if isinstance(settings, LanguageSettings) and not heads_of(loss, settings):
-        raise UserError(
-            f"--head is {' '.join(settings.head)}, but {loss} works with {', '.join(LOSSES[loss].heads)} only: add one of them "
-            "to --head, or choose other --losses"
-        )
+    """Raise a :class:`UsageError` if the loss refuses an option, or the head."""
+    if isinstance(settings, LanguageSettings) and settings.head not in LOSSES[loss].heads:
+        raise no_head(loss, [settings.head])
     given = {key: getattr(settings, key) for key in LOSSES[loss].defaults if getattr(settings, key) is not None}
     try:
         make_loss(loss, given)
     except ValueError as error:
-        raise UserError(f"{loss}: {error}") from error
+        raise UsageError(f"{loss}: {error}") from error
 
 
-def heads_of(loss: str, settings: LanguageSettings) -> tuple[str, ...]:
-    """The heads among ``settings.head`` that the loss works with.
-
-    >>> heads_of("softmax", LanguageSettings(head=("dense", "factored")))
-    ('dense',)
-    """
-    return tuple(head for head in settings.head if head in LOSSES[loss].heads)
+def no_head(loss: str, heads: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"--head is {' '.join(heads)}, but {loss} works with {', '.join(LOSSES[loss].heads)} only: add one of them to --head, "
+        "or choose other --losses"
+    )

@@ -6,11 +6,12 @@ A new task is an entry in ``TASKS`` and one in ``RECIPES``. The command line rea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.training.settings import ImageSettings, LanguageSettings, Settings
-from spherical_loss.experiments.tuning.tuned import tuned_values
+from spherical_loss.experiments.tuning.tuned import SHIPPED, tuned_values
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,17 @@ class Task:
     whole numbers."""
 
 
-def open_values(task: str, loss: str, settings: Settings) -> dict[str, Any]:
-    """Values for what ``settings`` leave open: the task's and the loss's defaults, and over them the tuned ones."""
+def open_values(task: str, loss: str, settings: Settings, tuned: Path | None = None) -> dict[str, Any]:
+    """Values for what ``settings`` leave open: the task's and the loss's defaults, over them the tuned ones that are shipped,
+    and over those the ones in the file ``tuned``."""
     entry = TASKS[task]
     # The rates of the adaptive spherical softmax are those of its softmax, which has most of the probability.
-    rated = "softmax" if getattr(settings, "head", ()) == ("adaptive-spherical",) else loss
+    rated = "softmax" if getattr(settings, "head", None) == "adaptive-spherical" else loss
     shallow = entry.shallow.get(rated, {}) if getattr(settings, "layers", None) == 0 else {}
-    tuned = tuned_values(task, rated, settings)
+    shipped = tuned_values(task, rated, settings, SHIPPED)
+    own = {} if tuned is None else tuned_values(task, rated, settings, tuned)
     values = {**entry.values.get(loss, {}), **entry.values.get(rated, {})}
-    return {"lr": entry.lr, **LOSSES[loss].defaults, **values, **shallow, **tuned}
+    return {"lr": entry.lr, **LOSSES[loss].defaults, **values, **shallow, **shipped, **own}
 
 
 def language_task(summary: str, settings: LanguageSettings, losses: tuple[str, ...], values: dict[str, dict[str, Any]]) -> Task:

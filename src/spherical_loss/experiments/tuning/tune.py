@@ -21,7 +21,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 import optuna
@@ -35,23 +36,55 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.failures import silent_threads
 from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.models.loss_names import LOSSES
+from spherical_loss.experiments.options import Tune, TuneHead
 from spherical_loss.experiments.running.progress import make_reporter
 from spherical_loss.experiments.running.train_all import Results, train_all
-from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.running.workers import Workers, open_workers
 from spherical_loss.experiments.training.recipes import RECIPES
-from spherical_loss.experiments.training.settings import Run, Settings, check, check_loss, resolved
+from spherical_loss.experiments.training.settings import (
+    LanguageSettings,
+    Run,
+    Settings,
+    as_recorded,
+    check,
+    check_loss,
+    resolved,
+    with_threads,
+)
 from spherical_loss.experiments.training.tasks import TASKS, Task, open_values
-from spherical_loss.experiments.tuning.tuned import store_tuned
-
-if TYPE_CHECKING:
-    from spherical_loss.experiments.cli import Tune
+from spherical_loss.experiments.tuning.tuned import store_tuned, tuned_in
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 HEARTBEAT = 10  # seconds; a trial is taken for dead after two without a sign of life
 
 
-def tune(name: str, options: Tune, console: Console, workers: Workers | None = None) -> dict[str, float]:
-    """Search until the study has ``options.trials`` finished trials; put the best values in ``options.store``.
+def tune(options: Tune, console: Console) -> None:
+    """``spherical-loss tune``: search for one loss, or for one after the other; the best values go to ``tuned.json`` in
+    ``options.out``."""
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    settings = with_threads(options.settings, options.workers, options.cluster)
+    if isinstance(options, TuneHead) and isinstance(settings, LanguageSettings):
+        settings = dataclasses.replace(settings, head=options.head)
+    losses = [options.loss] if options.loss is not None else all_losses(options.task, settings)
+    if options.loss is None:
+        say(f"no --loss is given: all of {options.task} are searched, one after the other: {', '.join(losses)}")
+    path = tuned_in(options.out)
+    with open_workers(options.workers, options.cluster) as workers:
+        for loss in losses:
+            entry = search(loss, dataclasses.replace(options, settings=settings), console, workers)
+            store_tuned(options.task, loss, entry, path)
+            text = ", ".join(f"{key} = {value:g}" for key, value in entry["values"].items())
+            say(f"{loss} on {options.task}: {text} -> {path}")
+
+
+def all_losses(task: str, settings: Settings) -> list[str]:
+    """The losses that ``compare`` trains on the task, and that work with the head."""
+    head = getattr(settings, "head", "dense")
+    return [loss for loss in TASKS[task].losses if head in LOSSES[loss].heads]
+
+
+def search(loss: str, options: Tune, console: Console, workers: Workers | None) -> dict[str, Any]:
+    """Search until the study has ``options.trials`` finished trials; the best values, and how they were found.
 
     A trial is ``options.runs`` runs with the seeds from ``options.seed`` on, judged by the mean of their best validations
     (:func:`judged_by`) after each of the :func:`rungs`; a trial of which any run diverges counts as infinitely bad, since a
@@ -60,7 +93,8 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     The ``workers`` make the runs of a trial at the same time, and, if there are more of them, several trials. A search with
     several trials under way, here or in other processes, depends on the order in which they finish; the runs never do.
     """
-    task, loss, settings, runs = TASKS[name], options.loss, options.settings, options.runs
+    name, settings, runs = options.task, options.settings, options.runs
+    task = TASKS[name]
     check(settings)
     check_loss(loss, settings)
     settings = RECIPES[name].prepare(settings, options.quiet)
@@ -91,7 +125,7 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
     with database_errors(options.storage):
         (options.out / name).mkdir(parents=True, exist_ok=True)
         with locked(options.out / name / "tune.lock"):  # else two that start at once would both make the tables
-            study = open_study(name, options)
+            study = open_study(loss, options)
         missing = options.trials - len(finished_trials(study))
         with make_reporter(console, max(0, missing) * runs, options.quiet) as reporter:
             enough = optuna.study.MaxTrialsCallback(options.trials, states=FINISHED)
@@ -102,11 +136,10 @@ def tune(name: str, options: Tune, console: Console, workers: Workers | None = N
         best, trials = study.best_trial, len(finished_trials(study))
     if best.value is None or not math.isfinite(best.value):
         raise UserError(f"every trial of {loss} on {name} diverged; the range of the learning rate is {task.lr_range}")
-    values = {key: rounded(value) for key, value in best.params.items()}
+    values = {key: three_digits(value) for key, value in best.params.items()}
     found = {"monitor": criterion, "best": best.value, "trials": trials, "runs": runs, "epochs": settings.epochs}
     found |= {"reduction": options.reduction, "settings": given(settings, task.settings)}
-    store_tuned(name, loss, values, found, options.store)
-    return values
+    return {"values": values, "found": found}
 
 
 def rungs(epochs: int, reduction: int) -> list[int]:
@@ -205,7 +238,7 @@ def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) ->
         suggest: Any = trial.suggest_int if isinstance(first, int) else trial.suggest_float
         values[key] = suggest(key, first, last, log=True)
     # Rounded, so that the stored values are exactly those of the run that was measured.
-    exact: dict[str, Any] = {key: rounded(value) for key, value in values.items()}
+    exact: dict[str, Any] = {key: three_digits(value) for key, value in values.items()}
     return dataclasses.replace(settings, **exact)
 
 
@@ -214,10 +247,10 @@ def searched(task: Task, settings: Settings) -> dict[str, tuple[int, int] | tupl
     return {key: limits for key, limits in task.search.items() if getattr(settings, key) is None}
 
 
-def rounded(value: float) -> float:
+def three_digits(value: float) -> float:
     """Three digits, which is more than a search can tell apart.
 
-    >>> rounded(0.0123456), rounded(512)
+    >>> three_digits(0.0123456), three_digits(512)
     (0.0123, 512)
     """
     return value if isinstance(value, int) else float(f"{value:.3g}")
@@ -228,9 +261,9 @@ def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return study.get_trials(deepcopy=False, states=FINISHED)
 
 
-def open_study(name: str, options: Tune) -> optuna.Study:
+def open_study(loss: str, options: Tune) -> optuna.Study:
     """The study of these settings, new or from the database; its name has a hash of the settings, as runs have."""
-    loss, seed, storage = options.loss, options.seed, options.storage
+    name, seed, storage = options.task, options.seed, options.storage
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning has the traceback of what is raised anyway
     if storage is None:
         (options.out / name).mkdir(parents=True, exist_ok=True)
@@ -240,7 +273,8 @@ def open_study(name: str, options: Tune) -> optuna.Study:
         make_url(storage)
     except ValueError as error:  # a port that is not a number
         raise ArgumentError(str(error)) from error
-    settings = dataclasses.asdict(options.settings)
+    # Without those that are None, so that new settings do not rename old studies.
+    settings = {key: value for key, value in as_recorded(options.settings).items() if value is not None}
     criterion = judged_by(loss, options.settings.monitor)
     text = json.dumps([seed, options.runs, options.reduction, criterion, settings], sort_keys=True)
     study_name = f"{name}-{loss}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
@@ -256,10 +290,7 @@ def open_study(name: str, options: Tune) -> optuna.Study:
     # A sampler with the same seed as before would suggest the same first values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
     if not study.trials:  # start from what is given or known, and rates around it
-        known = {
-            **open_values(name, loss, options.settings),
-            **{key: value for key, value in settings.items() if value is not None},
-        }
+        known = {**open_values(name, loss, options.settings), **settings}
         task = TASKS[name]
         low, high = task.lr_range
         others = [*LOSSES[loss].search, *(key for key in searched(task, options.settings) if key in known)]

@@ -1,6 +1,7 @@
-"""The tuned values: data that ``spherical-loss tune`` writes, and ``compare`` and ``reproduce`` read.
+"""The tuned values of each task and loss, and how they were found.
 
-``tuned.json`` holds, for each task and loss, the values and how they were found:
+``tuned.json`` beside this file is shipped; nothing but ``python -m spherical_loss.experiments.tuning.ship`` writes it.
+``spherical-loss tune`` writes one in its ``--out`` folder, which ``compare`` and ``reproduce`` with that folder prefer:
 
     {"digits": {"taylor": {"values": {"lr": 0.05},
                            "found": {"monitor": "loss", "best": 0.08, "trials": 20, "epochs": 40, "settings": {}}}}}
@@ -15,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.files.atomic import write_json
-from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.training.settings import Settings
 
-TUNED = Path(__file__).with_name("tuned.json")
+SHIPPED = Path(__file__).with_name("tuned.json")
 
 
-def read_tuned(path: Path | None = None) -> dict[str, Any]:
-    path = path or TUNED
+def tuned_in(out: Path) -> Path:
+    """Where ``tune`` puts its values in an ``--out`` folder."""
+    return out / "tuned.json"
+
+
+def read_tuned(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -32,12 +35,12 @@ def read_tuned(path: Path | None = None) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}); delete it, and make it again with 'spherical-loss tune'") from error
 
 
-def tuned_values(task: str, loss: str, settings: Settings, path: Path | None = None) -> dict[str, float]:
+def tuned_values(task: str, loss: str, settings: Settings, path: Path) -> dict[str, float]:
     """The tuned values of ``loss`` on ``task``; none if it was never tuned, or for a network of another kind.
 
     Widths and numbers of layers are of one kind, and no hidden layer at all is of another, as are other activations.
 
-    >>> tuned_values("no such task", "taylor", Settings())
+    >>> tuned_values("no such task", "taylor", Settings(), SHIPPED)
     {}
     """
     entry = read_tuned(path).get(task, {}).get(loss)
@@ -49,17 +52,12 @@ def tuned_values(task: str, loss: str, settings: Settings, path: Path | None = N
     return entry["values"] if same_kind else {}
 
 
-def store_tuned(task: str, loss: str, values: dict[str, float], found: dict[str, Any], path: Path | None = None) -> None:
-    """Put the values of one task and loss in the file, in the order of the alphabet; one process at a time."""
-    path = path or TUNED
-    try:
-        with locked(path.with_name(path.name + ".lock")):
-            tuned = read_tuned(path)
-            tuned.setdefault(task, {})[loss] = {"values": values, "found": found}
-            ordered = {name: dict(sorted(tuned[name].items())) for name in sorted(tuned)}
-            write_json(path, ordered)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}): give another file with --store; {loss} on {task} is best with "
-            f"{values}, and the same command finds that again at once"
-        ) from error
+def store_tuned(task: str, loss: str, entry: dict[str, Any], path: Path) -> None:
+    """Put the values of one task and loss, and how they were found, in the file; one process at a time."""
+    from spherical_loss.experiments.files.atomic import write_json  # with torch, which the command line has not imported
+    from spherical_loss.experiments.files.locks import locked
+
+    with locked(path.with_name(path.name + ".lock")):
+        tuned = read_tuned(path)
+        tuned.setdefault(task, {})[loss] = entry
+        write_json(path, {name: dict(sorted(tuned[name].items())) for name in sorted(tuned)})
