@@ -32,13 +32,15 @@ class Reference:
         bias = torch.zeros(D - self.M) if layer.tail.bias is None else layer.tail.bias
         found = layer.weight, layer.bias, layer.tail.weight, bias
         self.parameters = [x.detach().double().clone().requires_grad_() for x in found]
+        self.a = layer.scale[self.M]
         ranked = range(D) if frequencies is None else sorted(range(D), key=lambda c: -float(frequencies[c]))
         self.rank = {c: r for r, c in enumerate(ranked)}
 
     def log_prob(self, H: Tensor) -> Tensor:
         """Of all classes, (N, D)."""
         W, b, V, v = self.parameters
-        first = (H @ W.T + b).log_softmax(1)
+        o = H @ W.T + b
+        first = torch.cat([o[:, : self.M], self.a * o[:, self.M :]], 1).log_softmax(1)
         by_rank = torch.cat([first[:, : self.M], first[:, self.M :] - self.losses(H @ V.T + v)], 1)
         return by_rank[:, [self.rank[c] for c in range(len(self.rank))]]
 
@@ -236,6 +238,14 @@ def test_start_is_the_class_frequencies(tail, case):
     torch.testing.assert_close(log_p.exp(), (frequencies / frequencies.sum()).double().expand(5, 9), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("counts", "square"), [([30.0, 20, 10, 25, 15], 0.3 * 0.7 / (0.45 * 0.55)), ([60.0, 5, 20, 10, 5], 1.0)]
+)
+def test_the_row_of_another_class_has_the_curvature_of_the_most_frequent_one(counts, square):
+    layer = AdaptiveSphericalSoftmax(3, 5, 2, frequencies=torch.tensor(counts))
+    torch.testing.assert_close(layer.scale, torch.tensor([1.0, 1.0, square**0.5]))
+
+
 def test_start_without_frequencies_is_zipf_s_law():
     log_p = AdaptiveSphericalSoftmax(4, 50, 10).double().log_prob(torch.zeros(4, dtype=torch.float64))
     c = torch.arange(50, dtype=torch.float64)
@@ -423,5 +433,7 @@ def test_it_learns_what_a_dense_softmax_learns(tail):
 def test_the_loss_is_cross_entropy_where_every_target_is_frequent():
     layer = randomized(AdaptiveSphericalSoftmax(4, 30, 5))
     hidden, target = torch.randn(8, 4), torch.randint(5, (8,))
-    expected = F.cross_entropy(F.linear(hidden, layer.weight, layer.bias), target)
+    o = F.linear(hidden, layer.weight, layer.bias)
+    o[:, 5] *= layer.scale[5]
+    expected = F.cross_entropy(o, target)
     torch.testing.assert_close(layer(hidden, target).loss, expected)
