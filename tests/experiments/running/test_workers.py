@@ -85,6 +85,20 @@ def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_pat
         assert RunFolder(tmp_path / "two", run).result() == results[run]
 
 
+def test_runs_pause_on_workers_and_continue(tmp_path: Path) -> None:
+    runs, told = [make_run(seed=seed, epochs=3) for seed in (0, 1)], Told()
+    with workers.Workers(2) as two:
+        paused = train_all(runs, tmp_path, told, False, two, until=1)
+        assert {(result["status"], result["epochs"]) for result in paused.values()} == {("paused", 1)}
+        assert told.done == []
+        results = train_all(runs, tmp_path, told, False, two)
+    assert {result["status"] for result in results.values()} == {"finished"}
+    assert set(told.done) == set(runs)
+    for run in runs:
+        train(run, tmp_path / "alone", Reporter())
+        assert numbers(tmp_path, run) == numbers(tmp_path / "alone", run)
+
+
 def test_a_run_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "DEATHS", 2)
     died: list[int] = []
@@ -126,7 +140,7 @@ def test_the_command_line_with_workers(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_search_with_workers_finds_the_same(tmp_path: Path) -> None:
-    small = ["--loss", "softmax", "--trials", "3", "--runs", "2", "--epochs", "1", "--quiet"]
+    small = ["--loss", "softmax", "--trials", "3", "--runs", "2", "--epochs", "4", "--quiet"]  # some are given up
     for name, more in [("here", []), ("workers", ["--workers", "2"])]:
         files = ["--out", str(tmp_path / name)]
         assert cli.main(["tune", "digits", *small, *files, *more]) == 0
