@@ -393,7 +393,7 @@ def test_the_readme_gets_the_summary(tmp_path: Path) -> None:
     assert written.startswith("before\n<!-- results -->\n**")
     assert written.endswith("<!-- end results -->\nafter\n")
     assert "old" not in written
-    order = "Taylor before softmax: undecided (p = 0.311, n = 3, 3 epochs)"
+    order = "Taylor softmax before softmax: undecided (p = 0.311, n = 3, 3 epochs)"
     assert f"| 1 `mnist-random-splits` | error % | 1.1 (0.812) | 1.05 (0.785) | - (0.828) | {order} |" in written
     assert "| 4 `cifar100` | error % | - (32.4) | - (33.1) | - (33.1) | data not at hand |" in written
     assert "| 5 `ptb` | perplexity | - (126.7) | - (147.2) | - (149.2) | no runs yet |" in written

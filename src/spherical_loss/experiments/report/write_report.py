@@ -55,8 +55,8 @@ RULE = (
 )
 
 
-SUMMARIZED = ("softmax", "taylor", "spherical")
-"""The losses of the README's summary."""
+SUMMARIZED = {"softmax": "softmax", "taylor": "Taylor softmax", "spherical": "spherical softmax"}
+"""The losses of the README's summary, and what they are called there."""
 STUDY_HEADINGS = ["task", "loss function", "trials", "given up", "diverged", "best values", "validation", "judged by", "epochs"]
 TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "given up after"]
 
@@ -397,11 +397,11 @@ def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
         groups = table_groups(name, runs)
         results = table_group(groups).results if groups else {}
         claim = next(c for c in table.claims if {c.better, c.worse} == {"softmax", "taylor"} and c.metric == column.metric)
-        order = f"{claim.better} before {claim.worse}: ".replace("taylor", "Taylor")
+        order = f"{SUMMARIZED[claim.better]} before {SUMMARIZED[claim.worse]}: "
         cells = [beside(of_loss(results, loss), table.rows.get(loss), column) for loss in SUMMARIZED]
         verdict = order + tested_text(claim, name, runs) if groups else missing.get(table.task, "no runs yet")
         rows.append([f"{table.number} `{name}`", column.heading, *cells, verdict])
-    headings = ["table", "ours (the paper's)", *(label_text(loss) for loss in SUMMARIZED), "the paper's order, here"]
+    headings = ["table", "ours (the paper's)", *SUMMARIZED.values(), "the paper's order, here"]
     counts = f"{verdict_counts(claim_rows(runs, missing))}."
     return f"{markdown_table('The tables of the paper', headings, rows)}\n{counts}"
 
