@@ -105,7 +105,7 @@ def test_several_weighted_targets(Kind, case):
     d=st.integers(1, 20),
     D=st.integers(1, 50),
     bias=st.booleans(),
-    lr=st.floats(0, 2),
+    lr=st.floats(0, 2).map(lambda lr: 0.987 * lr),  # round ones make I - lr A singular here and there, which is refused
     seed=st.integers(0, 99),
 )
 def test_any_shape(Kind, N, d, D, bias, lr, seed):
