@@ -55,7 +55,7 @@ class Told(Reporter):
 
 
 def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_path: Path) -> None:
-    runs = [make_run(seed=seed, epochs=100, patience=100) for seed in (0, 1, 2)]
+    runs = [make_run(seed=seed, epochs=60, patience=60) for seed in (0, 1, 2)]
     told, killed = Told(), []
     with workers.Workers(2) as two:
         pools = two.call.__self__.pools  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_a_run_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: p
 
 
 def test_workers_die_with_their_parent_and_the_same_command_continues(tmp_path: Path) -> None:
-    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "2", "--epochs", "150", "--patience", "150"]
+    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "2", "--epochs", "60", "--patience", "60"]
     command = [sys.executable, "-m", "spherical_loss.experiments.cli", *arguments, "--out", str(tmp_path), "--workers", "2"]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     until(lambda: len(list(tmp_path.glob("digits/*/metrics.jsonl"))) == 2, "both runs are under way")
