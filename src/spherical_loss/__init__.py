@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         GramHead,
         Head,
         SampledSoftmax,
+        TieredHead,
+        TieredSGD,
     )
     from spherical_loss.losses import (
         AbsSoftmaxLoss,
@@ -53,6 +55,8 @@ __all__ = [
     "SquaredErrorLoss",
     "Statistics",
     "TaylorSoftmaxLoss",
+    "TieredHead",
+    "TieredSGD",
     "ZLoss",
     "functional",
 ]

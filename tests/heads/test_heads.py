@@ -9,12 +9,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import spherical_loss as sl
-from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
+from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head, TieredHead, TieredSGD
 from tests.support.cases import CASES, FAMILY, every_member
 
 from .reference import DenseReference, random_batch
 
-HEADS: list[type[Head]] = [DenseHead, GramHead, FactoredHead]
+
+class MixedTiers(TieredHead):
+    """Tiers of all kinds, as many as the classes allow, over classes in no order."""
+
+    def __init__(self, in_features, num_classes, *args, **options):
+        cuts = sorted({num_classes // 8, num_classes // 4, num_classes // 2} - {0})
+        frequencies = 1 / (1 + torch.randperm(max(1, num_classes), generator=torch.Generator().manual_seed(0)))
+        kinds = ["factored", "dense", "gram", "factored"][-1 - len(cuts) :]
+        super().__init__(in_features, num_classes, *args, cuts=cuts, kinds=kinds, frequencies=frequencies, **options)
+
+
+HEADS: list[type[Head]] = [DenseHead, GramHead, FactoredHead, MixedTiers]
 every_head = pytest.mark.parametrize("Kind", HEADS)
 
 SHAPES = {  # N, d, D, and how many targets are ignored
@@ -29,6 +40,9 @@ SHAPES = {  # N, d, D, and how many targets are ignored
 
 
 def optimizer_of(head: Head, lr: float, **options: float) -> torch.optim.Optimizer:
+    """Exact SGD with one rate for all classes."""
+    if isinstance(head, TieredHead):
+        return TieredSGD(head, lr, power=0.0, **options)
     return (
         FactoredSGD(head, lr, **options)
         if isinstance(head, FactoredHead)

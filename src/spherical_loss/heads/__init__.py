@@ -8,6 +8,7 @@ head               cost of a step, N examples  weights             optimizer
 ``DenseHead``      O(N d D), logits            a parameter         any
 ``GramHead``       O(D d^2 + N d^2)            a parameter         any
 ``FactoredHead``   O(N d^2), whatever D is     factors of its own  exact SGD: ``FactoredSGD``
+``TieredHead``     O(T N d^2) for T tiers      those of its tiers  exact SGD: ``TieredSGD``
 =================  ==========================  ==================  ==========================
 
 Two layers are head and likelihood in one, with the interface of ``torch.nn.AdaptiveLogSoftmaxWithLoss``:
@@ -23,6 +24,7 @@ from spherical_loss.heads.gram import GramHead, Plan
 from spherical_loss.heads.likelihood import LikelihoodLayer, OutputAndLoss
 from spherical_loss.heads.retrieval import FaissIndex
 from spherical_loss.heads.sampled import SampledSoftmax
+from spherical_loss.heads.tiered import TieredHead, TieredSGD
 
 __all__ = [
     "AdaptiveSphericalSoftmax",
@@ -36,5 +38,7 @@ __all__ = [
     "OutputAndLoss",
     "Plan",
     "SampledSoftmax",
+    "TieredHead",
+    "TieredSGD",
     "TopK",
 ]

@@ -78,10 +78,10 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Logits of ``rows`` classes at a time: (first class, (N, rows)), without gradient."""
+        """Logits of ``rows`` classes at a time: (first one, (N, rows)), without gradient; see :meth:`class_of`."""
 
     @abstractmethod
-    def dense_rows(self, rows: slice) -> Tensor:
+    def dense_rows(self, rows: slice | Tensor) -> Tensor:
         """``[W b]`` of these classes, (rows, d) or (rows, d + 1), without gradient."""
 
     @abstractmethod
@@ -132,7 +132,11 @@ class Head(nn.Module, ABC):
             best_scores, order = scores.topk(min(k, scores.shape[1]))
             best_classes = classes.gather(1, order)
         shape = (*hidden.shape[:-1], best_scores.shape[1])
-        return TopK(best_scores.reshape(shape), best_classes.reshape(shape))
+        return TopK(best_scores.reshape(shape), self.class_of(best_classes).reshape(shape))
+
+    def class_of(self, found: Tensor) -> Tensor:
+        """The classes of outputs that are counted as :meth:`logit_chunks` counts them."""
+        return found
 
     @classmethod
     def from_linear(cls: type[AnyHead], linear: nn.Linear, **options: Any) -> AnyHead:

@@ -38,7 +38,7 @@ class ParameterHead(Head):
         self.bias.copy_(bias)
 
     @torch.no_grad()
-    def dense_rows(self, rows: slice) -> Tensor:
+    def dense_rows(self, rows: slice | Tensor) -> Tensor:
         weight = self.weight[rows]
         return weight.clone() if self.bias is None else torch.cat([weight, self.bias[rows].unsqueeze(1)], 1)
 

@@ -24,6 +24,8 @@ class HeadGradients:
     """(N, d) ``g_s w + 2 g_q Q h + P``: the gradient of the hidden vectors through this head."""
     P: Tensor
     """(N, d) ``sum_k g_c W_c``: its part through the targets among this head's classes."""
+    grad_O: Tensor | None = None  # noqa: N815
+    """(N, D) ``g_s + 2 g_q o``: the gradient of the outputs of a small head, without g_c."""
     current_rows: Tensor | None = None
     """The rows of V of those targets, as the forward pass read them, where that was in this process."""
     frame: int = -1
@@ -47,6 +49,8 @@ class BatchGradients:
     positions: Tensor
     """(N, K) where each target stands among them."""
     heads: list[HeadGradients]
+    version: int
+    """That of the weights."""
 
     @property
     def targets(self) -> Tensor:
@@ -63,8 +67,14 @@ def joined(batches: list[BatchGradients]) -> BatchGradients:
     g_c = torch.cat([pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
     H, g_s, g_q = (torch.cat(parts) for parts in zip(*((b.H, b.g_s, b.g_q) for b in batches), strict=True))
     parts = zip(*(b.heads for b in batches), strict=True)
-    heads = [HeadGradients(torch.cat([p.grad_H for p in part]), torch.cat([p.P for p in part])) for part in parts]
-    return BatchGradients(H, g_s, g_q, g_c, classes, positions, heads)
+    heads = [_joined_heads(part) for part in parts]
+    return BatchGradients(H, g_s, g_q, g_c, classes, positions, heads, batches[0].version)
+
+
+def _joined_heads(parts: tuple[HeadGradients, ...]) -> HeadGradients:
+    outputs = [p.grad_O for p in parts if p.grad_O is not None]
+    grad_O = torch.cat(outputs) if outputs else None
+    return HeadGradients(torch.cat([p.grad_H for p in parts]), torch.cat([p.P for p in parts]), grad_O)
 
 
 def gathered(batch: BatchGradients, shard: Shard, **options: object) -> BatchGradients:
@@ -79,4 +89,4 @@ def gathered(batch: BatchGradients, shard: Shard, **options: object) -> BatchGra
     g_s, g_q, g_c, *per_head = (g / shard.ranks for g in gradients)
     classes, positions = targets.unique(return_inverse=True)
     heads = [HeadGradients(grad_H, P) for grad_H, P in zip(per_head[::2], per_head[1::2], strict=True)]
-    return BatchGradients(H.contiguous(), g_s.squeeze(1), g_q.squeeze(1), g_c, classes, positions, heads)
+    return BatchGradients(H.contiguous(), g_s.squeeze(1), g_q.squeeze(1), g_c, classes, positions, heads, batch.version)

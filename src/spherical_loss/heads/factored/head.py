@@ -76,6 +76,8 @@ class FactoredHead(Head):
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.Q = Accumulator(d, dtype, precise)
+        self.is_small = num_classes <= in_features and group is None
+        """V is W at all times, U the identity, and outputs are computed: Q and w are up to date only where they are saved."""
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version
         self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
@@ -99,6 +101,9 @@ class FactoredHead(Head):
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
         with full_precision(H.device):
             X = self.extended(H)
+            if self.is_small:
+                o = X @ self.V.T
+                return o.sum(1), o.square().sum(1)
             return X @ self.w.to(X.dtype), (X * (X @ self.Q.value)).sum(1)
 
     def extended(self, H: Tensor) -> Tensor:
@@ -115,7 +120,7 @@ class FactoredHead(Head):
         if self.shard.group is not None:
             return None, self.gather_rows(classes)
         rows = self.current_rows(classes)
-        return rows, self.dense(rows)
+        return rows, rows if self.is_small else self.dense(rows)
 
     def current_rows(self, kept: Tensor | slice) -> Tensor:
         """Rows of V in the current frame, as a new tensor, of those that are kept here."""
@@ -151,7 +156,7 @@ class FactoredHead(Head):
         return here, classes[here] - self.shard.start
 
     @torch.no_grad()
-    def dense_rows(self, rows: slice) -> Tensor:
+    def dense_rows(self, rows: slice | Tensor) -> Tensor:
         return self.rows(rows)[:, : self.in_features + self.has_bias]
 
     @property
@@ -185,14 +190,7 @@ class FactoredHead(Head):
     def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
         if self.shard.group is None:
             return super().topk(hidden, k, loss)
-        (batches,) = self.shard.gather(hidden.reshape(-1, self.in_features))
-        found = super().topk(torch.cat(batches), k, loss)  # among the rows kept here: k, or fewer where fewer are kept
-        scores, classes = (torch.cat(parts).T for parts in self.shard.gather(*(x.T.contiguous() for x in found)))
-        best = scores.topk(k)
-        mine = slice(len(torch.cat(batches[: self.shard.rank])) if self.shard.rank else 0, None)
-        shape = (*hidden.shape[:-1], k)
-        count = len(batches[self.shard.rank])
-        return TopK(best.values[mine][:count].reshape(shape), classes.gather(1, best.indices)[mine][:count].reshape(shape))
+        return self.shard.topk(hidden, k, lambda H: super(FactoredHead, self).topk(H, k, loss))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -248,19 +246,24 @@ class FactoredHead(Head):
         """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
         self.shard.agree(self.Q.base, refactoring=self.V.dtype)
         w0 = self.w0.to(self.V.dtype)
-        is_W = self.U.is_identity and not w0.any()
+        if not self.U.is_identity or w0.any():
+            with full_precision(self.V.device):
+                self.U.close_frame()
+                for rows in self._row_chunks():
+                    self.U.bring_forward_(self.V[rows], self.row_frames[rows]).add_(w0)
+        self._start_over()
+        self.summarize()
+
+    def summarize(self) -> None:
+        """``Q = W^T W`` and ``w = W^T 1``, where V is W."""
         Q = torch.zeros_like(self.Q.base)
         self.w.zero_()
         with full_precision(self.V.device):
-            self.U.close_frame()
             for rows in self._row_chunks():
-                if not is_W:
-                    self.U.bring_forward_(self.V[rows], self.row_frames[rows]).add_(w0)
                 Q += gram_matrix(self.V[rows])
                 self.w += self.V[rows].sum(0)
         self.Q.set_(self.shard.sum_(Q))
         self.shard.sum_(self.w)
-        self._start_over()
 
     def _start_over(self) -> None:
         """V is W."""
@@ -318,6 +321,11 @@ class FactoredHead(Head):
         self.steps = int(steps)
         self.U.set_numbers(*numbers)
         self._edited()
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        if self.is_small:
+            self.summarize()
+        super()._save_to_state_dict(*args)
 
     def layout(self) -> tuple[int, int, int]:
         """What the columns of V mean, and how many rows there are on all ranks: in_features, whether a bias follows, D."""

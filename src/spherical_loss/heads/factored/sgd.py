@@ -12,7 +12,13 @@ from torch import Tensor
 from spherical_loss.heads.base import full_precision
 from spherical_loss.heads.factored.batch import BatchGradients, gathered, joined
 from spherical_loss.heads.factored.head import FactoredHead
+from spherical_loss.heads.factored.statistics import Reader
 from spherical_loss.heads.factored.step import clipping, head_steps
+
+NO_GRADIENT = (
+    "{} found no gradient: call loss(head(hidden, target)).backward() after the last zero_grad() or step(), with the head in "
+    "train() mode"
+)
 
 
 class FactoredSGD(torch.optim.Optimizer):
@@ -67,13 +73,16 @@ class FactoredSGD(torch.optim.Optimizer):
         return value
 
     def _batch(self) -> BatchGradients:
-        if not self.head.gradients:
-            raise RuntimeError(
-                "FactoredSGD found no gradient: call loss(head(hidden, target)).backward() after the last zero_grad() or "
-                "step(), with the head in train() mode"
-            )
+        if (batch := pending(self.head)) is None:
+            raise RuntimeError(NO_GRADIENT.format("FactoredSGD"))
         options = {name: value for name, value in self.param_groups[0].items() if name != "params"}
-        return gathered(joined(self.head.gradients), self.head.shard, **options)
+        return gathered(batch, self.head.shard, **options)
+
+
+def pending(reader: Reader) -> BatchGradients | None:
+    """The backward passes since the last step, as one; those of weights that were replaced since count for nothing."""
+    batches = [batch for batch in reader.gradients if batch.version == reader.version]
+    return joined(batches) if batches else None
 
 
 def check_options(lr: float, weight_decay: float, max_grad_norm: float | None) -> None:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spherical_loss.heads.base import TopK
+
 SAID = 232  # characters of a message that all ranks show if they do not agree
 
 
@@ -62,6 +64,17 @@ class Shard:
             return tuple([x] for x in tensors)
         counts = self._lengths(len(tensors[0]), [x[:0] for x in tensors], options)
         return tuple(self._gather_padded(x, counts) for x in tensors)
+
+    def topk(self, hidden: Tensor, k: int, search: Callable[[Tensor], TopK]) -> TopK:
+        """The best classes of all processes for the hidden vectors (..., d) of each; ``search`` finds those kept here: k, or
+        all of them where fewer are kept."""
+        (batches,) = self.gather(hidden.reshape(-1, hidden.shape[-1]))
+        found = search(torch.cat(batches))
+        scores, classes = (torch.cat(parts).T for parts in self.gather(*(x.T.contiguous() for x in found)))
+        best = scores.topk(k)
+        first, count = sum(len(batch) for batch in batches[: self.rank]), len(batches[self.rank])
+        mine, shape = slice(first, first + count), (*hidden.shape[:-1], k)
+        return TopK(best.values[mine].reshape(shape), classes.gather(1, best.indices)[mine].reshape(shape))
 
     def agree(self, *tensors: Tensor, **options: object) -> None:
         """Raise a ``ValueError`` in all processes unless they all come here, with the same layout, options, and shapes.

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A factored head and the classes it stands for: from ``start`` to ``stop``, or to the last one."""
+    """A factored head, and the first of the classes it stands for."""
 
     head: FactoredHead
     start: int = 0
-    stop: int | None = None
 
-    def among(self, classes: Tensor) -> slice:
-        """Where the classes of this head are among sorted classes."""
-        if self.start == 0 and self.stop is None:
-            return slice(0, len(classes))
-        stop = self.start + self.head.num_classes
-        return slice(*torch.searchsorted(classes, torch.tensor([self.start, stop], device=classes.device)).tolist())
+
+def where(spans: list[Span], classes: Tensor) -> list[slice]:
+    """Where the classes of each head are among sorted classes; a single head has all of them."""
+    if len(spans) == 1 and spans[0].start == 0:
+        return [slice(0, len(classes))]
+    bounds = torch.tensor([(start, start + head.num_classes) for head, start in spans], device=classes.device)
+    return [slice(*pair) for pair in torch.searchsorted(classes, bounds).tolist()]
 
 
 class Reader(Protocol):
@@ -61,18 +61,19 @@ class FactoredStatistics(torch.autograd.Function):
         with full_precision(H.device):
             X = spans[0].head.extended(H)
             unique, positions = classes.unique(return_inverse=True)
+            slices = where(spans, unique)
             products, current, W_rows = [], [], []
-            for span in spans:
-                products.append(X @ span.head.Q.value)
-                rows, dense = span.head.read(unique[span.among(unique)] - span.start)
+            for (head, start), mine in zip(spans, slices, strict=True):
+                products.append(X @ (head.V.T if head.is_small else head.Q.value))
+                rows, dense = head.read(unique[mine] - start)
                 current.append(rows)
                 W_rows.append(dense)
-            W_c = selected(_assembled(W_rows, spans, unique), positions)
-            s = X @ _sum([span.head.w for span in spans]).to(X.dtype)
-            q = (X * _sum(products)).sum(1)
+            W_c = selected(_assembled(W_rows, slices, len(unique)), positions)
+            s, q = _sums(X, spans, products)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, W_c, unique, positions, *products, *current)
-        ctx.reader, ctx.version, ctx.frames, ctx.dtype = reader, reader.version, [s.head.U.frame for s in spans], H.dtype
+        ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
+        ctx.frames = [span.head.U.frame for span in spans]
         precise = statistics_dtype(H.device)
         return s.to(precise), q.to(precise), o_c.to(precise)
 
@@ -92,13 +93,17 @@ class FactoredStatistics(torch.autograd.Function):
         heads = []
         with full_precision(X.device):
             slope = (2 * g_q).unsqueeze(1)
-            for span, HQ, rows, frame in zip(spans, products, current, ctx.frames, strict=True):
-                P = weighted_sum(own(g_c, positions, span.among(classes), len(classes)), W_c)
-                grad_H = torch.addcmul(P, HQ, slope).addr_(g_s, span.head.w.to(X.dtype))
-                heads.append(HeadGradients(grad_H, P, rows, frame))
+            for (head, _), product, mine, rows, frame in zip(spans, products, ctx.slices, current, ctx.frames, strict=True):
+                P = weighted_sum(own(g_c, positions, mine, len(classes)), W_c)
+                if head.is_small:  # the product is that of all outputs
+                    grad_O = torch.addcmul(g_s.unsqueeze(1), product, slope)
+                    heads.append(HeadGradients(torch.addmm(P, grad_O, head.V), P, grad_O=grad_O))
+                else:
+                    grad_H = torch.addcmul(P, product, slope).addr_(g_s, head.w.to(X.dtype))
+                    heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
             grad_H = _sum([head.grad_H for head in heads])[:, : reader.in_features]
         if reader.training:
-            reader.gradients.append(BatchGradients(X, g_s, g_q, g_c, classes, positions, heads))
+            reader.gradients.append(BatchGradients(X, g_s, g_q, g_c, classes, positions, heads, ctx.version))
         # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
         return grad_H.to(ctx.dtype, copy=True), None, None, None
 
@@ -110,15 +115,33 @@ def own(g_c: Tensor, positions: Tensor, mine: slice, n: int) -> Tensor:
     return g_c.masked_fill((positions < mine.start) | (positions >= mine.stop), 0)
 
 
-def _assembled(W_rows: list[Tensor], spans: list[Span], classes: Tensor) -> Tensor:
-    """Rows of W of the sorted classes, from the rows of each head; 0 for classes of none."""
-    if len(W_rows[0]) == len(classes):
+def _sums(X: Tensor, spans: list[Span], products: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """``s`` and ``q`` of all heads: ``w^T h`` and ``h^T Q h`` from ``H Q``, or from the outputs of a small head."""
+    zero = X.new_zeros(len(X))
+    s, q = zero, zero
+    if large := [(span.head.w, HQ) for span, HQ in zip(spans, products, strict=True) if not span.head.is_small]:
+        w, HQ = (_sum(list(x)) for x in zip(*large, strict=True))
+        s, q = X @ w.to(X.dtype), (X * HQ).sum(1)
+    for span, o in zip(spans, products, strict=True):
+        if span.head.is_small:
+            s, q = s + o.sum(1), q + o.square().sum(1)
+    return s, q
+
+
+def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:
+    """The rows of W of n classes from those of each head; 0 for classes of none."""
+    if len(W_rows) == 1 and len(W_rows[0]) == n:
         return W_rows[0]
-    assembled = W_rows[0].new_zeros(len(classes), W_rows[0].shape[1])
-    for rows, span in zip(W_rows, spans, strict=True):
-        assembled[span.among(classes)] = rows
+    assembled = W_rows[0].new_zeros(n, W_rows[0].shape[1])
+    for rows, mine in zip(W_rows, slices, strict=True):
+        assembled[mine] = rows
     return assembled
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0)
+    if len(tensors) == 1:
+        return tensors[0]
+    total = tensors[0] + tensors[1]
+    for x in tensors[2:]:
+        total += x
+    return total

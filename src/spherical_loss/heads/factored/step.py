@@ -22,7 +22,9 @@ The trace of the last line is the squared norm of the gradient: ``||grad_W||^2 =
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from torch import Tensor
 from spherical_loss.heads.base import selected, target_rows, weighted_sum
 from spherical_loss.heads.factored import transform
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
-from spherical_loss.heads.factored.statistics import Span, own
+from spherical_loss.heads.factored.statistics import Span, own, where
 from spherical_loss.heads.factored.weighted_gram import WeightedGram
 
 FOLD_IN = 32  # steps after which the changes of Q are added up in float64
@@ -59,14 +61,17 @@ class BatchTerms:
         self.R = target_rows(batch.H, batch.g_c, batch.positions, len(batch.classes))
         self.R_c = selected(self.R, batch.positions)
 
+    @cached_property
+    def H_norm(self) -> float:
+        return float(torch.linalg.vector_norm(self.batch.H))
+
 
 class HeadStep:
     """The step of one head: everything that can fail comes first, and :meth:`write` changes the head."""
 
-    def __init__(self, span: Span, gradients: HeadGradients, terms: BatchTerms) -> None:
-        self.head, self.gradients, self.terms = span.head, gradients, terms
+    def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: BatchTerms) -> None:
+        self.head, self.mine, self.gradients, self.terms = span.head, mine, gradients, terms
         batch, w = terms.batch, span.head.w
-        self.mine = mine = span.among(batch.classes)
         self.classes = batch.classes[mine] - span.start
         self.R = terms.R[mine]
         delta = self.R.sum(0).to(w.dtype)
@@ -84,10 +89,9 @@ class HeadStep:
         """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite, or B has no inverse."""
         self.rate, self.decay = rate, decay
         self.X = self.gradients.grad_H.sub(self.Z, alpha=rate / (2 * decay))
-        H, norm = self.terms.batch.H, rate / decay * self.terms.A.norm
-        change = rate * float(torch.linalg.vector_norm(H)) * float(torch.linalg.vector_norm(self.X))  # >= entries of the change
-        if not math.isfinite(norm + change):
-            raise FloatingPointError(_not_finite(self.terms.batch))
+        norm = rate / decay * self.terms.A.norm
+        change = rate * self.terms.H_norm * float(torch.linalg.vector_norm(self.X))  # at least as large as any change of Q
+        check_finite(norm + change, self.X.dtype, self.terms.batch)
         if norm > 0.9:  # below, every eigenvalue of B is positive
             self._check_invertible()
 
@@ -146,17 +150,62 @@ class HeadStep:
         self.head.Q.subtract_(self.terms.batch.H.T, self.X, alpha=self.decay * self.rate, scale=self.decay**2)
 
 
-def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep]:
+class SmallHeadStep:
+    """The step of a head with so few classes that V is W, and its outputs are computed: ``W <- r W - lr grad_W`` itself.
+
+    It is cheaper there, and more accurate: with few classes the change of all rows and that of a target row are large and
+    cancel, which must happen before a Gram matrix is made of them.
+    """
+
+    def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: BatchTerms) -> None:
+        self.head, self.terms = span.head, terms
+        assert gradients.grad_O is not None
+        self.grad_W = gradients.grad_O.T @ terms.batch.H
+        self.grad_W.index_add_(0, terms.batch.classes[mine] - span.start, terms.R[mine])
+        self.rate, self.decay = 0.0, 1.0
+
+    @cached_property
+    def squared_norm(self) -> Tensor:
+        """``||grad_W||^2``"""
+        return self.grad_W.square().sum(dtype=self.head.w.dtype)
+
+    def prepare(self, rate: float, decay: float) -> None:
+        """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite."""
+        self.rate, self.decay = rate, decay
+        norm = float(torch.linalg.vector_norm(self.head.V)) + rate * float(torch.linalg.vector_norm(self.grad_W))
+        check_finite(norm**2, self.grad_W.dtype, self.terms.batch)
+
+    def write(self) -> None:
+        self.head.V.mul_(self.decay).sub_(self.grad_W, alpha=self.rate)
+        self.head.steps += 1
+        self.head.version += 1
+
+
+def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep | SmallHeadStep]:
     terms = BatchTerms(batch, spans[0].head.w.dtype)
-    return [HeadStep(span, gradients, terms) for span, gradients in zip(spans, batch.heads, strict=True)]
+    return [
+        (SmallHeadStep if span.head.is_small else HeadStep)(span, mine, gradients, terms)
+        for span, mine, gradients in zip(spans, where(spans, batch.classes), batch.heads, strict=True)
+    ]
 
 
-def clipping(steps: list[HeadStep], max_grad_norm: float | None, others: float = 0.0) -> float:
-    """What all gradients are multiplied by, as in ``clip_grad_norm_``; ``others`` is the squared norm of those of no head."""
+class HasNorm(Protocol):
+    @property
+    def squared_norm(self) -> Tensor: ...
+
+
+def clipping(steps: Sequence[HasNorm], max_grad_norm: float | None) -> float:
+    """What the gradients of all heads are multiplied by, as in ``clip_grad_norm_``."""
     if max_grad_norm is None:
         return 1.0
-    norm = math.sqrt(sum(float(step.squared_norm) for step in steps) + others)
+    norm = math.sqrt(sum(float(step.squared_norm) for step in steps))
     return min(1.0, max_grad_norm / (norm + 1e-6)) if math.isfinite(norm) else norm
+
+
+def check_finite(bound: float, dtype: torch.dtype, batch: BatchGradients) -> None:
+    """Raise unless numbers of this size can be stored: a bound of all that is written is enough."""
+    if not bound < torch.finfo(dtype).max:
+        raise FloatingPointError(_not_finite(batch))
 
 
 def _not_finite(batch: BatchGradients) -> str:
