@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -259,3 +261,21 @@ def test_the_search_of_a_language_model_starts_from_what_is_known(tmp_path: Path
     assert queued[0] == {key: known[key] for key in ("lr", "eps", "layers", "output_rate")}  # the width is given
     assert [trial["lr"] / known["lr"] for trial in queued] == pytest.approx([1, 3, 1 / 3, 10])
     assert {trial["layers"] for trial in queued} == {known["layers"]}
+
+
+def tune_with_little_space(folder: Path, size: int) -> None:
+    """No file can grow beyond ``size``: a write there fails, as on a full disk."""
+    os.dup2(os.open(folder / "said", os.O_WRONLY | os.O_CREAT), 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    raise SystemExit(tune_digits(folder, "taylor", 40))
+
+
+def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
+    assert tune_digits(tmp_path, "taylor", 1) == 0
+    (database,) = tmp_path.rglob("tune.db")
+    for size in (database.stat().st_size // 2, database.stat().st_size):  # at once, and after some trials
+        assert exit_code(start(tune_with_little_space, tmp_path, size)) == 1
+        said = (tmp_path / "said").read_text()
+        assert "the study's database, the SQLite file, cannot be used" in said
+        assert "Traceback" not in said
+    assert len(list(tmp_path.rglob("result.json"))) > 1  # which are kept
