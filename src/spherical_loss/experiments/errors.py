@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: the command line prints the message alone, without a traceback."""
+"""Errors that the user can fix: the command line prints the message alone, without a traceback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can put right; the message says what is wrong, with the value, and the remedy."""
+    """Something the user can fix; the message says what is wrong, with the value, and the remedy."""
 
 
 class UsageError(UserError):

@@ -103,7 +103,7 @@ def test_a_download_cut_off_goes_on(offer, server, tmp_path: Path) -> None:
     server.cut = 1 << 30
     said = fetch(item, tmp_path)
     assert server.asked[-1] == ("/file", f"bytes={part}-")
-    assert said == [f"goes on after {part:,} bytes"]
+    assert said == [f"resuming after {part:,} bytes"]
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert not (tmp_path / "file.part").exists()
 

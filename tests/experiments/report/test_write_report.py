@@ -62,10 +62,10 @@ def test_verdicts(taylor: tuple[float, ...], softmax: tuple[float, ...], expecte
 
 
 def test_without_runs_every_claim_is_undecided_and_says_why() -> None:
-    rows = report.claim_rows(runs_of(image_line("mse", 0, 0.1, task="digits")), {"cifar100": "data not at hand"})
+    rows = report.claim_rows(runs_of(image_line("mse", 0, 0.1, task="digits")), {"cifar100": "data not available"})
     assert len(rows) == sum(len(table.claims) for table in TABLES.values())
     assert {row[2] for row in rows} == {"undecided"}
-    assert {row[6] for row in rows if row[1] == "4"} == {"data not at hand"}
+    assert {row[6] for row in rows if row[1] == "4"} == {"data not available"}
     assert {row[6] for row in rows if row[1] != "4"} == {"no runs yet"}
     assert report.verdict_counts(rows).endswith(f"0 confirmed, 0 contradicted, {len(rows)} undecided")
 
@@ -193,15 +193,15 @@ def test_numbers_of_pictures_keep_their_digits() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("missing.json", "{", r"missing\.json is damaged .* it is of the form"),
-        ("missing.json", "[1]", r"missing\.json is damaged .* it is of the form"),
-        ("missing.json", '{"ptb": 1}', r"missing\.json is damaged .* it is of the form"),
+        ("missing.json", "{", r"missing\.json is damaged .* it must have the form"),
+        ("missing.json", "[1]", r"missing\.json is damaged .* it must have the form"),
+        ("missing.json", '{"ptb": 1}', r"missing\.json is damaged .* it must have the form"),
         (
             "runs/x.jsonl",
             '{"a": 1}\n',
-            r"x\.jsonl, line 1, is none that 'spherical-loss collect' writes \(.*it has no 'name'\)",
+            r"x\.jsonl, line 1, was not written by 'spherical-loss collect' \(.*it has no 'name'\)",
         ),
-        ("tuning/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, is none that"),
+        ("tuning/x.jsonl", '{"a": 1}\n', r"x\.jsonl, line 1, was not written by"),
     ],
 )
 def test_damaged_stores_are_named(tmp_path: Path, name: str, text: str, said: str) -> None:
@@ -212,8 +212,8 @@ def test_damaged_stores_are_named(tmp_path: Path, name: str, text: str, said: st
 
 
 def test_missing_data() -> None:
-    section = report.table_section("cifar100", [], {"cifar100": "data not at hand"})
-    assert section.body.count("data not at hand") == len(TABLES["cifar100"].rows)
+    section = report.table_section("cifar100", [], {"cifar100": "data not available"})
+    assert section.body.count("data not available") == len(TABLES["cifar100"].rows)
     assert "32.4 (0.85)" in section.body
     assert report.table_section("ptb", [], {}).body.count("no runs yet") == 4
 
@@ -387,7 +387,7 @@ def test_the_readme_gets_the_summary(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
     runs = runs_of(*errors("softmax", *UNSURE), *errors("taylor", 0.008, 0.013, 0.0105))
-    text = report.summary(runs, {"cifar100": "data not at hand"})
+    text = report.summary(runs, {"cifar100": "data not available"})
     replace_marked(readme, "results", text)
     written = readme.read_text()
     assert written.startswith("before\n<!-- results -->\n**")
@@ -395,7 +395,7 @@ def test_the_readme_gets_the_summary(tmp_path: Path) -> None:
     assert "old" not in written
     order = "Taylor softmax before softmax: undecided (p = 0.311, n = 3, 3 epochs)"
     assert f"| 1 `mnist-random-splits` | error % | 1.1 (0.812) | 1.05 (0.785) | - (0.828) | {order} |" in written
-    assert "| 4 `cifar100` | error % | - (32.4) | - (33.1) | - (33.1) | data not at hand |" in written
+    assert "| 4 `cifar100` | error % | - (32.4) | - (33.1) | - (33.1) | data not available |" in written
     assert "| 5 `ptb` | perplexity | - (126.7) | - (147.2) | - (149.2) | no runs yet |" in written
-    with pytest.raises(UserError, match="once, but has them 0 times"):
+    with pytest.raises(UserError, match="exactly once, but has them 0 times"):
         replace_marked(readme, "others", text)

@@ -94,7 +94,7 @@ def study(task: str, loss: str, values: dict[float, float | None]) -> Study:
 
 
 def with_pruned(study: Study) -> Study:
-    """The study and one more trial, which was given up."""
+    """The study and one more trial, which was pruned."""
     trials = [*study.trials, {"number": len(study.trials), "values": {"lr": 0.3}, "value": 0.05, "pruned": 3}]
     return dataclasses.replace(study, trials=trials)
 
@@ -140,7 +140,7 @@ def full_store(folder: Path) -> Path:
             study("mnist", "taylor", {0.01: 0.03, 0.03: 0.01}),
         ],
     )
-    (folder / "missing.json").write_text('{"cifar100": "data not at hand"}')
+    (folder / "missing.json").write_text('{"cifar100": "data not available"}')
     (folder / "notes.md").write_text("# MNIST\n\nOur error is *lower*.\n\n| what | why |\n|---|---|\n| pooling | stride |\n")
     return folder
 

@@ -140,7 +140,7 @@ CONFIG, RESULT = "config.json", "result.json"
         (RESULT, lambda x: x["valid"].update(error=math.nan), "'error' of 'valid' is nan"),
         (RESULT, lambda x: x.update(data={"D": -1}), "'D' of 'data' is -1"),
         (CONFIG, lambda x: x.update(task="../../escaped"), "'task' of it is '../../escaped'"),
-        (CONFIG, lambda x: x.update(task="cifar10"), "its task is cifar10, but it lies in mnist"),
+        (CONFIG, lambda x: x.update(task="cifar10"), "its task is cifar10, but it is in the folder mnist"),
         (CONFIG, lambda x: x.update(loss=["taylor"]), r"'loss' of it is \['taylor'\]"),
         (CONFIG, lambda x: x["settings"].update(lr={}), "'lr' of 'settings' is {}"),
         (CONFIG, lambda x: x.pop("settings"), "'settings' is None"),
@@ -174,9 +174,9 @@ def test_a_name_that_is_none_of_ours(tmp_path: Path, name: Any) -> None:
     add_runs(tmp_path, [image_line("taylor", 0, 0.01)])
     path = tmp_path / "runs" / "mnist.jsonl"
     path.write_text(json.dumps({**json.loads(path.read_text()), "name": name}) + "\n")
-    with pytest.raises(UserError, match=r"mnist\.jsonl, line 1, is none that .*'name' of it is"):
+    with pytest.raises(UserError, match=r"mnist\.jsonl, line 1, was not written by .*'name' of it is"):
         read_runs(tmp_path)
-    with pytest.raises(UserError, match=r"mnist\.jsonl, line 1, is none that"):
+    with pytest.raises(UserError, match=r"mnist\.jsonl, line 1, was not written by"):
         add_runs(tmp_path, [image_line("taylor", 1, 0.01)])
 
 

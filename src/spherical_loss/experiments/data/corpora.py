@@ -1,11 +1,11 @@
 """The corpora of the language models: which files they are, and how they are split.
 
-The files lie in ``$SPHERICAL_LOSS_DATA`` (default: the user's cache folder), encoded copies of them in ``encoded`` there:
+The files are in ``$SPHERICAL_LOSS_DATA`` (default: the user's cache folder), their encoded copies in its folder ``encoded``:
 
     ptb/ptb.{train,valid,test}.txt           Penn Treebank as prepared by T. Mikolov
-    one-billion-word/**/news.en-*-of-00100   training shards of the One Billion Word benchmark, as many as there are
+    one-billion-word/**/news.en-*-of-00100   training shards of the One Billion Word benchmark; any number of them
     one-billion-word/**/news.en.heldout-*    its held-out shards; heldout-00000-of-00050 is the test set
-    imdb/imdb.{train,test}.txt               aclImdb, one review a line
+    imdb/imdb.{train,test}.txt               aclImdb, one review per line
     SimLex-999/SimLex-999.txt                word similarities; without it that score is left out
 """
 
@@ -32,16 +32,16 @@ from spherical_loss.experiments.data.text import EOS, Corpus, checksums, read_co
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.training.settings import LanguageSettings
 
-HELD_OUT = 100_000  # words at most of a validation or test set that is cut from a larger text
-DENSE_OUTPUTS = 10**9  # that are looked at to measure a loss outside the family; up to 10,000 words this is the whole set
-RANKED_VALID, RANKED_TEST = 10**8, 3 * 10**8  # outputs that are looked at to rank the words of a validation or test set
+HELD_OUT = 100_000  # words: the limit for a validation or test set that is cut from a larger text
+DENSE_OUTPUTS = 10**9  # outputs computed to measure a loss outside the family; up to 10,000 words this covers the whole set
+RANKED_VALID, RANKED_TEST = 10**8, 3 * 10**8  # outputs computed to rank the words of a validation or test set
 
 
 @dataclass(frozen=True)
 class TextSet:
     """A stretch of a text, ``ids[first:last]``: every word is a target, and the ``context`` words before it are the input.
 
-    Contexts run across line ends, which are words too (``<eos>``), and before the text there are line ends only.
+    Contexts run across line ends, which are words too (``<eos>``). The text is padded with line ends before its start.
     """
 
     ids: Tensor
@@ -51,9 +51,9 @@ class TextSet:
     words: list[str]
     pairs: Pairs
     budget: int
-    """Outputs that may be computed to rank words: the top-10 error is that of some ``budget / D`` examples."""
+    """Outputs that may be computed to rank words: the top-10 error is measured on about ``budget / D`` examples."""
     pieces: int = 0
-    """Of an online pass: epoch k has the k-th piece; 0 for epochs that have it all."""
+    """Pieces of an online pass: epoch k trains on the k-th piece. 0: every epoch trains on the whole text."""
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -64,7 +64,7 @@ class TextSet:
 
     @property
     def frequencies(self) -> Tensor:
-        """How often each word occurs, ``(D,)``; words that do not (``<unk>``, where nothing is unknown) count once."""
+        """How often each word occurs, ``(D,)``; words that never occur (such as an unused ``<unk>``) count once."""
         counts = torch.zeros(self.D, dtype=torch.int64)
         for block in self.ids[self.first : self.last].split(2**24):
             counts += torch.bincount(block.cpu(), minlength=self.D)
@@ -72,21 +72,21 @@ class TextSet:
 
     @property
     def ranked(self) -> Tensor:
-        """The rows that are ranked."""
+        """The rows on which the words are ranked."""
         return self.spaced(self.budget)
 
     @property
     def with_logits(self) -> Tensor:
-        """The rows on which a loss is measured that needs all the outputs."""
+        """The rows on which a loss that needs all outputs is measured."""
         return self.spaced(DENSE_OUTPUTS)
 
     def spaced(self, outputs: int) -> Tensor:
-        """Rows, evenly spaced, with so many outputs at most; all of them if that is few enough."""
+        """Evenly spaced rows with at most ``outputs`` outputs in total; all rows if they have no more."""
         n = min(len(self), max(1, outputs // self.D))
         return torch.arange(n) * len(self) // n
 
     def order(self, epoch: int, generator: Generator) -> Tensor:
-        """All rows, or those of the epoch's piece, shuffled."""
+        """All rows, or the rows of the epoch's piece, shuffled."""
         if self.pieces == 0:
             return torch.randperm(len(self), generator=generator)
         start, stop = (len(self) * k // self.pieces for k in (epoch, epoch + 1))
@@ -118,7 +118,7 @@ class Source(NamedTuple):
     valid: list[Path]
     test: list[Path]
     whole_vocabulary: bool = False
-    """Whether all files make the vocabulary, or the training files alone."""
+    """Whether the vocabulary is counted on all files, or on the training files alone."""
 
 
 def ptb(settings: LanguageSettings) -> Source:
@@ -127,7 +127,7 @@ def ptb(settings: LanguageSettings) -> Source:
 
 
 def one_billion_word(settings: LanguageSettings) -> Source:
-    """The training shards, or, where there are none, the held-out shards that do not test."""
+    """Train on the training shards, or, if there are none, on the held-out shards outside the test set."""
     folder = data_folder() / "one-billion-word"
     held_out = sorted(folder.rglob("news.en.heldout-*"))
     train = sorted(folder.rglob("news.en-*-of-*"))
@@ -142,14 +142,14 @@ def one_billion_word(settings: LanguageSettings) -> Source:
 
 
 def imdb(settings: LanguageSettings) -> Source:
-    """The vocabulary is that of all 100,000 reviews, as its usual figures are (197,295 types, 115,517 seen twice or more)."""
-    train, test = (existing(f"imdb/imdb.{part}.txt", "the reviews of aclImdb, one a line") for part in ("train", "test"))
+    """The vocabulary is counted on all 100,000 reviews, as in its usual figures (197,295 types, 115,517 seen twice or more)."""
+    train, test = (existing(f"imdb/imdb.{part}.txt", "the reviews of aclImdb, one per line") for part in ("train", "test"))
     return Source([train], [], [test], whole_vocabulary=True)
 
 
 def text(settings: LanguageSettings) -> Source:
     if settings.file is None:
-        raise UserError("which text? give it with --file, for example --file corpus.txt")
+        raise UserError("the task text needs a file: give it with --file, for example --file corpus.txt")
     return Source([Path(settings.file).expanduser()], [], [])
 
 
@@ -168,7 +168,7 @@ Find = Callable[[LanguageSettings], Source]
 
 
 def prepared(find: Find, settings: LanguageSettings, quiet: bool) -> LanguageSettings:
-    """The settings with the checksum of the files, which tells apart runs on different texts; encodes the text if need be."""
+    """The settings with the checksum of the files, which distinguishes runs on different texts. Encodes the text if needed."""
     source = find(settings)
     sums = checksums(source[:3])
     splits = load(find, settings, quiet)
@@ -198,7 +198,7 @@ def load(find: Find, settings: LanguageSettings, quiet: bool = True) -> TextSpli
 
 
 def encoded_folder() -> Path:
-    """``encoded`` beside the data, or, where nothing can be written there, in the user's cache folder."""
+    """``encoded`` in the data folder, or, if that is read-only, in the user's cache folder."""
     folder = data_folder() / "encoded"
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return folder if os.access(there, os.W_OK) else Path(pooch.os_cache("spherical-loss")) / "encoded"
@@ -212,10 +212,10 @@ def split(
     pairs: Pairs,
     settings: LanguageSettings,
 ) -> TextSplits:
-    """Where a set is missing, a tenth of the training text, at most ``HELD_OUT`` words, is cut from its end."""
+    """A missing set is cut from the end of the training text: a tenth of it, at most ``HELD_OUT`` words."""
     tail, last = min(HELD_OUT, len(train) // 10), len(train)
     if tail == 0:
-        raise UserError(f"a text of {len(train)} words is too short to train on: it needs some hundred at least")
+        raise UserError(f"a text of {len(train)} words is too short to train on: it needs a few hundred at least")
 
     def part(array: np.ndarray, first: int, last: int, budget: int) -> TextSet:
         return TextSet(torch.from_numpy(array), first, last, settings.context, corpus.words, pairs, budget)
@@ -226,7 +226,7 @@ def split(
             sets.append(part(train, last - tail, last, budget))
             last -= tail
         else:
-            # An online corpus is large, and so may be its test set: its beginning will do.
+            # An online corpus is large, and its test set may be, too: the beginning of the test set is enough.
             sets.append(part(array, 0, min(len(array), HELD_OUT) if settings.online else len(array), budget))
     if settings.words is not None:
         last = min(last, settings.words)

@@ -1,6 +1,6 @@
 """``spherical-loss data get``: the official files, from their own mirrors, checked by their SHA-256.
 
-pooch downloads, checks and unpacks; a download that was cut off goes on where it stopped.
+pooch downloads, checks and unpacks; an interrupted download resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Download:
-    """A file to have at ``path`` under the data folder, or, with ``members``, an archive that has them."""
+    """A file to store at ``path`` in the data folder, or, with ``members``, an archive that contains them."""
 
     path: str
     sha256: str
@@ -90,14 +90,14 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def get(dataset: str, folder: Path, progress: bool, say: Say) -> None:
-    """Have the files of ``dataset`` in ``folder``, and read them once to be sure of them."""
+    """Fetch the files of ``dataset`` into ``folder`` and read them once to check them."""
     if dataset in BY_HAND:
         names, where = BY_HAND[dataset]
         if missing := [name for name in names if not (folder / name).exists()]:
             raise UserError(f"{where}; put {' and '.join(missing)} in {folder} ({VARIABLE} names another folder)")
         say(f"{dataset} is in {folder}")
         return
-    pooch.get_logger().setLevel("WARNING")  # it announces every file, with a hint that does not apply to us
+    pooch.get_logger().setLevel("WARNING")  # by default it announces every file, with a hint that does not apply here
     for download in DATASETS[dataset]:
         if download.members and all((folder / member).is_file() for member in download.members):
             continue
@@ -108,7 +108,7 @@ def get(dataset: str, folder: Path, progress: bool, say: Say) -> None:
 
 
 def fetch(download: Download, folder: Path, progress: bool, say: Say) -> None:
-    """From the first mirror that answers with the right bytes."""
+    """Fetch the file from the first mirror that answers with the right bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / download.path
     failures = []
@@ -130,13 +130,13 @@ def fetch(download: Download, folder: Path, progress: bool, say: Say) -> None:
         return
     raise UserError(
         f"could not fetch {download.path}:\n  " + "\n  ".join(failures) + "\n"
-        f"check the network and run the same command again (it goes on where it stopped), or put the file into "
+        f"check the network and run the same command again (it resumes where it stopped), or put the file into "
         f"{target.parent} yourself"
     )
 
 
 class Resuming:
-    """A downloader for pooch that keeps what it has in ``partial``, and asks the server for the rest next time."""
+    """A downloader for pooch that keeps an unfinished file as ``partial`` and asks the server for the rest next time."""
 
     def __init__(self, partial: Path, progress: bool, say: Say) -> None:
         self.partial, self.progress, self.say = partial, progress, say
@@ -147,7 +147,7 @@ class Resuming:
 
             def start(response: requests.Response, *_: Any, **__: Any) -> None:
                 if response.status_code == 206:
-                    self.say(f"goes on after {have:,} bytes")
+                    self.say(f"resuming after {have:,} bytes")
                 elif response.status_code == 200:  # all of it, from the beginning
                     file.truncate(0)
 

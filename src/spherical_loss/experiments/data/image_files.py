@@ -1,12 +1,12 @@
 """Readers of the image files: MNIST's idx format, CIFAR's binary versions, and the digits that scikit-learn brings.
 
-The official files lie in ``$SPHERICAL_LOSS_DATA`` (default: the user's cache folder) as their archives unpack:
+The official files are in ``$SPHERICAL_LOSS_DATA`` (default: the user's cache folder), under the names in their archives:
 
     mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]
     cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin
     cifar-100-binary/{train,test}.bin
 
-Every byte is checked for what it claims to be, and nothing is ever unpickled. Downloads: :mod:`download`.
+Headers, sizes and labels are checked, and nothing is ever unpickled. Downloads: :mod:`download`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class TrainTest(NamedTuple):
 
 @lru_cache(maxsize=1)  # the runs of one command share it
 def read_digits() -> TrainTest:
-    """scikit-learn's 1,797 digits of 8 x 8; there is no official test set, so the last fifth stands for one.
+    """scikit-learn's 1,797 digits of 8 x 8; there is no official test set, so the last fifth is used as one.
 
-    From its file, since importing scikit-learn takes two seconds.
+    They are read from scikit-learn's file directly, since importing scikit-learn takes two seconds.
     """
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = np.loadtxt(str(file), delimiter=",", dtype=np.uint8)

@@ -16,7 +16,7 @@ from spherical_loss.experiments.errors import UserError
 
 @dataclass(frozen=True)
 class Images:
-    """Images that stay uint8 in memory; a batch is made of them in well under a millisecond, so no workers are needed.
+    """Images that stay uint8 in memory; making a batch takes well under a millisecond, so no workers are needed.
 
     Shapes: ``images`` (N, H, W, C), ``labels`` (N,), ``mean`` and ``scale`` (C, 1, 1).
     """
@@ -33,7 +33,7 @@ class Images:
 
     @property
     def frequencies(self) -> Tensor:
-        """What the output bias starts from: all classes alike, as the paper's image networks do, ``(D,)``."""
+        """The frequencies that the output bias starts from, ``(D,)``: equal, as in the paper's image networks."""
         return torch.ones(self.D)
 
     def order(self, epoch: int, generator: Generator) -> Tensor:
@@ -43,7 +43,7 @@ class Images:
     def batch(self, rows: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         """Inputs ``(n, C, H, W)``, in channels-last memory, and targets ``(n,)``.
 
-        With a ``generator`` (training) every image is flipped left to right with probability 1/2, if the set says so.
+        With a ``generator`` (training) every image is flipped left to right with probability 1/2, if ``flip`` is set.
         """
         x = self.images.index_select(0, rows).permute(0, 3, 1, 2).to(torch.float32).sub_(self.mean).mul_(self.scale)
         if self.flip and generator is not None:

@@ -1,4 +1,4 @@
-"""SimLex-999: how well the similarity of word vectors agrees with what people say.
+"""SimLex-999: how well the similarity of word vectors agrees with human judgement.
 
 F. Hill, R. Reichart, A. Korhonen, SimLex-999: Evaluating Semantic Models with (Genuine) Similarity Estimation, 2015.
 """
@@ -53,14 +53,14 @@ def pairs_in(words: Sequence[str], simlex: list[tuple[str, str, float]]) -> Pair
 def agreement(first: Tensor, second: Tensor, scores: np.ndarray) -> float | None:
     """Spearman's rho of the cosine similarities of ``first`` and ``second`` (n, d) with ``scores`` (n,).
 
-    None where it is not defined: fewer than two pairs, or the same similarity for all, as zero weights have.
+    None where it is not defined: fewer than two pairs, or the same similarity for all pairs, as with zero weights.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     >>> y = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 3.0]])
     >>> agreement(x, y, np.array([9.0, 5.0, 1.0]))
     1.0
     """
-    import scipy.stats  # a second, which only language models should cost
+    import scipy.stats  # takes a second to import, which only language models should pay for
 
     similarity = F.cosine_similarity(first.double(), second.double()).cpu().numpy()
     if len(scores) < 2 or np.ptp(similarity) == 0 or np.ptp(scores) == 0:

@@ -2,15 +2,15 @@
 
 Three kinds of tokens (``--tokens``):
 
-- ``spaces``: what stands between spaces, for corpora that were tokenized by their makers.
+- ``spaces``: split at spaces, for corpora that are already tokenized.
 - ``words``: for raw English text; a word is a run of letters a-z in either case with inner apostrophes (``don't``), or of
   digits with inner points and commas (``1,000.50``); every other character but a space is a token of its own, and ``<br />`` is
-  a space. The counts of the IMDB reviews that are usually given are those of such words.
-- ``unicode``: the same with the letters and digits of all scripts, and the accents that are characters of their own.
+  a space. The usual word counts of the IMDB reviews are counts of such words.
+- ``unicode``: the same with the letters and digits of all scripts, and with combining accents.
 
-Case is kept, and the end of every line is the token ``<eos>``. Files are read twice, in blocks: to count the words, and to
-write their numbers. So neither the text nor a line needs to fit into memory; only the vocabulary does, which is kept below
-``MAX_TYPES`` words while counting.
+Case is kept, and the end of every line is the token ``<eos>``. Files are read twice, in blocks: once to count the words, and
+once to write their numbers. So neither the text nor a line needs to fit into memory. Only the vocabulary does, which is kept
+below ``MAX_TYPES`` words while counting.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from spherical_loss.files import DamagedFileError, load_json, save_json, sha256_
 
 EOS, UNK = "<eos>", "<unk>"
 BLOCK = 2**22  # bytes that are read at once
-MAX_WORD = 2**26  # bytes without a space from which it is no text
-MAX_TYPES = 2**22  # word types that are counted at once: some 500 MB
-FORMAT = 2  # of the cached files; part of their key
+MAX_WORD = 2**26  # bytes: a longer stretch without a space is not text
+MAX_TYPES = 2**22  # word types that are counted at once: about 500 MB
+FORMAT = 2  # version of the cached files; part of their key
 
 WORDS = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*|[0-9]+(?:[.,][0-9]+)*|\n|\S")
 LETTER = r"(?:[^\W\d_][\u0300-\u036f]*)"  # and the accents after it
@@ -80,7 +80,7 @@ class Corpus:
     words: list[str]
     parts: Sequence[np.ndarray]
     types: int
-    """Word types that the counted files have, in the vocabulary or not, without the markers."""
+    """Number of word types in the counted files, in the vocabulary or not, without the markers."""
 
     @property
     def D(self) -> int:
@@ -100,7 +100,7 @@ def blocks(path: Path, bar: tqdm | None = None) -> Iterator[str]:
                 if len(left) > MAX_WORD:
                     raise UserError(
                         f"{path}: line {lines + 1} has {len(left):,} bytes without a space, more than the {MAX_WORD:,} that a "
-                        "word may have; this is no text, or one that wants spaces or line ends"
+                        "word may have; this is not text, or its spaces and line ends are missing"
                     )
                 continue
             yield decoded(left[:cut], path, lines)
@@ -111,7 +111,7 @@ def blocks(path: Path, bar: tqdm | None = None) -> Iterator[str]:
 
 
 def last_gap(data: bytes) -> int:
-    """Where to cut: after the last line end, or else the last space that does not belong to ``<br />``; 0 for nowhere.
+    """Where to cut: after the last line end, or else after the last space outside ``<br />``; 0 if there is neither.
 
     >>> last_gap(b"a b\\nc d"), last_gap(b"a b<br /"), last_gap(b"ab")
     (4, 2, 0)
@@ -139,9 +139,9 @@ def decoded(data: bytes, path: Path, lines: int) -> str:
 def count_words(paths: Sequence[Path], tokens: str, quiet: bool = True, most: int | None = None) -> Counter[str]:
     """How often each word occurs. Whenever there are more than ``most`` types (``MAX_TYPES``), the rarest are dropped.
 
-    What is dropped has occurred at most k times so far, with k as small as brings the types down to half of ``most``; a word
-    that comes back is counted afresh. So the counts of the frequent words are exact, and those of the rare ones too small
-    by at most k for each time.
+    Words that have occurred at most k times so far are dropped, with the smallest k that leaves at most half of ``most`` types.
+    A dropped word that occurs again is counted from zero. So the counts of frequent words are exact, and those of rare words
+    are too small by at most k each time they were dropped.
     """
     most = MAX_TYPES if most is None else most
     counts: Counter[str] = Counter()
@@ -186,7 +186,7 @@ def choose_words(counts: Counter[str], vocabulary: int | str, min_count: int, na
     if vocabulary > len(words) + 2:
         raise UserError(
             f"--vocabulary is {vocabulary}, but {name} has only {len(words)} words, {len(words) + 2} with {UNK} and {EOS}; use "
-            f"--vocabulary {len(words) + 2} or less, or --vocabulary full; if it should have more words, the file is not whole"
+            f"--vocabulary {len(words) + 2} or less, or --vocabulary full; if it should have more words, the file is incomplete"
         )
     return [UNK, EOS, *words[: vocabulary - 2]]
 
@@ -201,7 +201,7 @@ def encode(path: Path, words: Sequence[str], tokens: str, file: IO[bytes], bar: 
 
 
 def progress_bar(text: str, paths: Sequence[Path], quiet: bool) -> tqdm:
-    """A bar in bytes; in a file or a pipe it grows every ten seconds only."""
+    """A progress bar in bytes; written to a file or a pipe, it is updated only every ten seconds."""
     size, every = sum(path.stat().st_size for path in paths), 0.2 if sys.stderr.isatty() else 10.0
     return tqdm(total=size, desc=text, unit="B", unit_scale=True, leave=False, disable=quiet, mininterval=every, delay=1.0)
 
@@ -215,10 +215,10 @@ def read_corpus(
     cache: Path,
     quiet: bool = True,
 ) -> Corpus:
-    """Groups of files as arrays of numbers of a vocabulary that the first ``counted`` groups make.
+    """Groups of files as arrays of word numbers. The vocabulary is counted on the first ``counted`` groups.
 
-    The cache has a folder per corpus, named by the files' checksums and the choices here: ``words.json`` and an array per
-    group. The second time, it is only opened.
+    The cache has a folder per corpus, named by the files' checksums and these options. It holds ``words.json`` and an array
+    per group. The second time, it is only opened.
     """
     key = hashlib.sha256(json.dumps([FORMAT, checksums(groups), counted, tokens, vocabulary, min_count]).encode()).hexdigest()
     folder = cache / key[:20]
@@ -241,7 +241,7 @@ def open_corpus(folder: Path, groups: int) -> Corpus:
     for i, expected in zip(range(groups), stored["checksums"], strict=True):
         if checksum(folder / f"{i}.i32") != expected:
             raise DamagedFileError(f"{folder / f'{i}.i32'} is damaged: its checksum should be {expected[:12]}")
-    # Copy-on-write, since torch takes no read-only arrays; nothing is copied, for nothing writes.
+    # Copy-on-write, since torch takes no read-only arrays. Nothing writes, so nothing is copied.
     parts = [np.memmap(folder / f"{i}.i32", np.int32, "c") for i in range(groups)]
     return Corpus(stored["words"], parts, stored["types"])
 
@@ -249,7 +249,7 @@ def open_corpus(folder: Path, groups: int) -> Corpus:
 def write_corpus(
     folder: Path, groups: Sequence[Sequence[Path]], words: list[str], types: int, tokens: str, quiet: bool
 ) -> None:
-    """Everything into a folder of another name, which is renamed in the end: a killed process leaves no half corpus."""
+    """Write to a temporary folder and rename it at the end, so that a killed process leaves no incomplete corpus."""
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     unfinished.mkdir(parents=True)
     try:
@@ -270,13 +270,13 @@ def write_corpus(
     except OSError as error:
         if error.filename is not None:
             raise
-        raise named(error, folder) from error  # a full disk has no name
+        raise named(error, folder) from error  # the error of a full disk does not name the file
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def checksums(groups: Sequence[Sequence[Path]]) -> list[list[str]]:
-    """SHA-256 of every file; what is not a file is an error."""
+    """SHA-256 of every file; a path that is not a file is an error."""
     for path in (path for group in groups for path in group):
         if not path.is_file():
             raise UserError(f"{path} is not a file; give a text file in UTF-8")
@@ -284,7 +284,7 @@ def checksums(groups: Sequence[Sequence[Path]]) -> list[list[str]]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of the content; computed once for a file that does not change."""
+    """SHA-256 of the content; computed once while the file's size and time of modification stay the same."""
     status = path.stat()
     return _checksum(path, status.st_size, status.st_mtime_ns)
 

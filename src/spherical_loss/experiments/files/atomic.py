@@ -1,4 +1,4 @@
-"""Files that are whole or not there, with errors that name them."""
+"""Writing whole files or nothing, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spherical_loss.files import replacing
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``, all of it or (whatever happens) nothing."""
+    """Replace ``path`` by ``content``. Whatever fails, the file is either the old one or the new one."""
     try:
         with replacing(path) as file:
             file.write(content)

@@ -13,7 +13,7 @@ from spherical_loss.experiments.data.folder import VARIABLE, data_folder
 
 
 def warn(text: str) -> None:
-    """Say that something was wrong and has been put right; also where progress is not asked for, and on a worker."""
+    """Report a problem that has been handled; also with --quiet, and on a worker."""
     print(f"spherical-loss: {text}", file=sys.stderr, flush=True)
 
 
@@ -41,12 +41,12 @@ def explain(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"no permission for {where}: change its permissions, or choose another place ({place_of(where)})"
     if error.errno == errno.ENOTDIR:
-        return f"{where} is no place for a file, since a part of it is not a folder: choose another ({place_of(where)})"
+        return f"{where} cannot be written, since a part of its path is not a folder: choose another place ({place_of(where)})"
     return f"{where}: {error.strerror or error}"
 
 
 def place_of(where: str) -> str:
-    """What says where a file goes."""
+    """The option or variable that decides where a file is written."""
     if data_folder().absolute() in Path(where).absolute().parents:
         return f"the variable {VARIABLE}"
     return "--out"

@@ -1,4 +1,4 @@
-"""One process at a time: locks that the operating system takes back when their process dies, however it dies."""
+"""One process at a time: locks that the operating system releases when their process dies, however it dies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ class BusyError(Exception):
 
 @contextmanager
 def locked(path: Path, wait: bool = True, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock of the file ``path``, which is made if need be and left where it is: removing it would let in two.
+    """Hold the lock of the file ``path``, which is created if necessary and never removed: removing it could give two processes
+    the lock.
 
-    If another process has the lock, ``waiting()`` is called and then this one waits; without ``wait``, :class:`BusyError`.
+    If another process has the lock, ``waiting()`` is called and this process waits; without ``wait`` it raises
+    :class:`BusyError`.
     """
     lock = FileLock(path, thread_local=False)
     try:

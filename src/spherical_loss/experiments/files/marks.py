@@ -1,4 +1,4 @@
-"""Generated text in documents written by hand: it stands between ``<!-- name -->`` and ``<!-- end name -->``."""
+"""Generated text in documents written by hand, between ``<!-- name -->`` and ``<!-- end name -->``."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def replace_marked(path: Path, name: str, text: str) -> None:
     before = path.read_text(encoding="utf-8")
     after, count = pattern.subn(lambda match: match[1] + text + match[2], before)
     if count != 1:
-        raise UserError(f"{path} must have <!-- {name} --> and <!-- end {name} --> once, but has them {count} times")
+        raise UserError(f"{path} must have <!-- {name} --> and <!-- end {name} --> exactly once, but has them {count} times")
     path.write_text(after, encoding="utf-8")

@@ -17,7 +17,7 @@ from spherical_loss.experiments.results.tables import label_text, loss_of
 
 
 class Labelled(Protocol):
-    """What a picture needs to know of a run."""
+    """What a picture needs to know about a run."""
 
     @property
     def loss(self) -> str: ...
@@ -30,27 +30,27 @@ METRICS = {
     "perplexity": ("validation perplexity", 1.0),
     "top10": ("validation top-10 error (%)", 100.0),
 }
-"""What is drawn of a validation: the name of the axis, and the factor of its unit."""
+"""The validation metrics that are drawn: the label of the axis, and the factor to its unit."""
 
 Histories = Sequence[tuple[Labelled, list[dict[str, Any]]]]
 """Runs and their histories."""
 
 
 def draw_curves(path: Path, title: str, runs: Histories) -> None:
-    """:func:`plot_curves` as a file, whose ending decides the format."""
+    """:func:`plot_curves` as a file; its suffix decides the format."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot(title=title)
     plot_curves(axes, runs)
     if axes.lines:
         axes.legend(fontsize="small")
     content = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same curves, the same file
+    with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same curves give the same file
         figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     write_atomically(path, content.getvalue())
 
 
 def plot_curves(axes: Axes, runs: Histories, metric: str = "error") -> None:
-    """A metric of the validation set against epochs: each run thin, the mean of a loss (as far as all its runs go) thick."""
+    """A metric of the validation set against epochs: each run thin, the mean of a loss (up to its shortest run) thick."""
     name, factor = METRICS[metric]
     axes.set(xlabel="epoch", ylabel=name, yscale="log")
     for label in dict.fromkeys(run.label for run, _ in runs):
@@ -64,13 +64,13 @@ def plot_curves(axes: Axes, runs: Histories, metric: str = "error") -> None:
 
 
 def validations(history: list[dict[str, Any]], metric: str, factor: float) -> list[float]:
-    """The metric after each epoch, in its unit; nothing for a loss that has none."""
+    """The metric after each epoch, in its unit; empty for a loss that does not have the metric."""
     values = [record["valid"].get(metric) for record in history]
     return [] if None in values else [factor * value for value in values]
 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
-    """The mean of the curves, as far as all go.
+    """The mean of the curves, up to the length of the shortest.
 
     >>> mean_curve([[4.0, 2.0, 1.0], [2.0, 1.0]])
     [3.0, 1.5]
@@ -80,12 +80,12 @@ def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
 
 
 def color_of(label: str) -> str:
-    """A loss has the same colour in every picture; those that are not known share the last one."""
+    """A loss has the same colour in every picture; unknown losses share the last one."""
     losses = list(LOSSES)
     loss = loss_of(label)
     return f"C{min(losses.index(loss), 9) if loss in losses else 9}"
 
 
 def _positive(curve: Sequence[float]) -> list[float]:
-    """A log scale has no place for an error of 0: nan leaves a gap."""
+    """Replace 0, which a log scale cannot show, by nan, which leaves a gap."""
     return [x if x > 0 else float("nan") for x in curve]

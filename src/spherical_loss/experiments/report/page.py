@@ -12,13 +12,13 @@ from markdown_it import MarkdownIt
 from spherical_loss.experiments.report.pictures import Picture
 
 STYLE = Path(__file__).with_name("report.css")
-WORDY = 24  # characters, from which on a column is text and not figures
+WORDY = 24  # characters: a column with a longer cell is text, not figures
 VERDICTS = ("confirmed", "contradicted", "undecided")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading of its own, under which the table of contents lists it."""
+    """A part of the page with its own heading, which the table of contents lists."""
 
     name: str
     title: str
@@ -30,7 +30,7 @@ def paragraph(text: str) -> str:
 
 
 def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in a container of its own, which scrolls if the table is wider than the page."""
+    """A table in its own container, which scrolls if the table is wider than the page."""
     wordy = [any(len(row[i]) > WORDY for row in rows) for i in range(len(headings))]
     head = "".join(
         f'<th scope="col"{text_class(words)}>{escape(title)}</th>' for title, words in zip(headings, wordy, strict=True)
@@ -59,7 +59,7 @@ def cell(text: str, wordy: bool = False) -> str:
 
 
 def pictures(*found: Picture | None) -> str:
-    """The pictures that there are, side by side where the page is wide enough."""
+    """The pictures that are not None, side by side where the page is wide enough."""
     figures = [f"<figure>\n{p.svg}\n<figcaption>{escape(p.caption)}</figcaption>\n</figure>" for p in found if p is not None]
     return f'<div class="pictures">\n{"".join(figures)}\n</div>' if figures else ""
 
@@ -69,7 +69,7 @@ def details(summary: str, body: str) -> str:
 
 
 def from_markdown(text: str) -> str:
-    """Markdown written by hand, with its headings two levels down: they are parts of a section."""
+    """Markdown written by hand, with its headings two levels down, since they are parts of a section."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
     for token in tokens:

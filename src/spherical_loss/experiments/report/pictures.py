@@ -1,4 +1,4 @@
-"""Pictures for the report: SVG to stand in an HTML page, in its colours (light or dark), each with its text alternative."""
+"""Pictures for the report: SVG to embed in an HTML page, in its colours (light or dark), each with a text alternative."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIZE = (4.6, 3.5)
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, its caption, and what is to be seen, in words and numbers."""
+    """A picture, its caption, and its text alternative: what it shows, in words and numbers."""
 
     svg: str
     caption: str
@@ -54,8 +54,8 @@ class Picture:
 
 
 def picture(caption: str, alternative: str, *panels: Callable[[Axes], None]) -> Picture:
-    """The panels side by side, or one below the other where there are two."""
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": caption}):  # the same picture, the same bytes; other ids than others
+    """One figure with the panels, one below the other."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": caption}):  # the same picture gives the same bytes; ids differ
         figure = Figure(figsize=(SIZE[0], SIZE[1] * (1 if len(panels) == 1 else 0.85 * len(panels))), layout="constrained")
         all_axes = [figure.add_subplot(len(panels), 1, i + 1) for i in range(len(panels))]
         for axes, panel in zip(all_axes, panels, strict=True):
@@ -72,12 +72,12 @@ def themed(svg: str, alternative: str) -> str:
     """Matplotlib's file as an element of a page: the page's colours and font, no fixed size, fewer digits, the alternative."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Of coordinates, that is: ticks are text, and the alternative comes later.
+    # Two digits are enough for coordinates. Tick labels are text and keep theirs; the alternative is added later.
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None
     svg = re.sub(r"<svg[^>]*>", f'<svg {box[0]} role="img" aria-label="{escape(alternative)}">', svg, count=1)
-    svg = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", svg)  # of groups; those of clip paths and markers are hashes, and are needed
+    svg = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", svg)  # ids of groups; those of clip paths and markers (hashes) are needed
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)
     svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
@@ -87,7 +87,7 @@ def themed(svg: str, alternative: str) -> str:
 
 
 def plain_numbers(axes: Axes) -> None:
-    """A log scale of y with ordinary numbers, and enough of them: not only powers of ten."""
+    """A log scale of y with ordinary numbers, not only powers of ten."""
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(
         MaxNLocator(5) if high < 10 * low else LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
@@ -97,7 +97,7 @@ def plain_numbers(axes: Axes) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """A scale of x for epochs, also where there is only one."""
+    """A scale of x for epochs, which also works for a single one."""
     low, high = axes.get_xlim()
     if high - low < 1:
         axes.set_xticks([round((low + high) / 2)])
@@ -141,7 +141,7 @@ def learning_curves(title: str, group: Group, metric: str) -> Picture | None:
 
 
 def time_curves(title: str, group: Group, metrics: Sequence[str]) -> Picture | None:
-    """Validation against the seconds of training, of runs that had the machine to themselves; None without any."""
+    """Validation against the seconds of training, for runs that had the machine to themselves; None if there are none."""
     timed = [run for run in group.runs if run.alone]
     found = []
     for metric in metrics:
@@ -209,7 +209,7 @@ def error_bars(title: str, group: Group, table: Table | None, metric: str) -> Pi
 
 
 def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
-    """What was tried: the learning rate against the validation; pruned trials are hollow, diverged ones at the upper edge."""
+    """Validation against the learning rate of each trial; pruned trials are hollow, diverged ones at the upper edge."""
     found, values = [], [t["value"] for s in studies for t in s.trials if t["value"] is not None]
     top = 1.5 * max(values, default=1.0)
     for study in studies:
@@ -227,7 +227,7 @@ def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
             pruned = ["pruned" in trial for trial in known]
             whole, hollow = ([p for p, given_up in zip(points, pruned, strict=True) if given_up is x] for x in (False, True))
             alone = all(set(trial["values"]) == {"lr"} for trial in study.trials)
-            style = "o-" if alone else "o"  # a line would join what differs in more than the rate
+            style = "o-" if alone else "o"  # no line between trials that differ in more than the rate
             look: dict[str, Any] = {"color": color_of(study.loss), "markersize": 4, "linewidth": 0.8}
             axes.plot(*np.reshape(sorted(whole), (-1, 2)).T, style, label=label_text(study.loss), **look)
             axes.plot(*np.reshape(hollow, (-1, 2)).T, "o", fillstyle="none", **look)
@@ -236,6 +236,6 @@ def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
         plain_numbers(axes)
         axes.grid(alpha=0.2)
 
-    marks = "a hollow point is a trial that was given up early, a cross at the upper edge one that diverged"
+    marks = "a hollow point is a trial that was pruned, a cross at the upper edge one that diverged"
     caption = f"{task}: the trials of the search; {marks}."
     return picture(caption, f"Validation against the learning rate on {task}. {'. '.join(found)}.", panel)

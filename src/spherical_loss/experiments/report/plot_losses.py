@@ -1,6 +1,6 @@
 """Draw the losses and their gradients: ``python -m spherical_loss.experiments.report.plot_losses docs/losses.svg``.
 
-One example with ten classes: the output of the target moves, the nine others stay where they are.
+One example with ten classes: the output of the target varies, the nine others stay fixed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spherical_loss import (
 )
 
 OTHERS = torch.linspace(-1.0, 1.0, 9, dtype=torch.float64)  # the outputs of the other classes
-LOSSES: dict[str, tuple[Loss, str, str]] = {  # label -> loss, colour, line style; colours tell apart without red and green
+LOSSES: dict[str, tuple[Loss, str, str]] = {  # label -> loss, colour (none relies on red against green), line style
     "log-softmax": (SoftmaxLoss(reduction="none"), "#8a8a8a", "-"),
     "log-softmax of |o|": (AbsSoftmaxLoss(reduction="none"), "#8a8a8a", ":"),
     "upper bound of log-softmax": (SoftmaxBoundLoss(reduction="none"), "#c9a000", "--"),
@@ -49,7 +49,7 @@ def curve(loss: Loss, o_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def draw(path: Path) -> None:
     """Write the picture; the same bytes every time."""
     o_c = torch.linspace(-6.0, 6.0, 601, dtype=torch.float64)
-    grey = "#7d8590"  # legible on white and on dark pages alike
+    grey = "#7d8590"  # legible on white and on dark pages
     style: Any = {
         "svg.hashsalt": "spherical-loss",
         "font.size": 10,

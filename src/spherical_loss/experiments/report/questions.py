@@ -44,7 +44,7 @@ def perplexities(run: StoredRun) -> list[float]:
 
 
 def bound_group(runs: Sequence[StoredRun]) -> Group | None:
-    """The finished runs of the task bounds that have a perplexity, of those under the same conditions the most."""
+    """The finished runs of the task bounds that have a perplexity, from the largest set under the same conditions."""
     mine = [run for run in runs if run.task == "bounds" and run.finished and None not in perplexities(run)]
     return max((group_of(part) for part in grouped(mine)), key=lambda group: len(group.runs), default=None)
 
@@ -65,7 +65,7 @@ def bounds_cells(group: Group) -> Cells:
 
 
 def bounds_claims(group: Group) -> Cells:
-    """The paper: "Optimizing the bound actually degraded the initial perplexity". Tested by the last epoch's."""
+    """The paper: "Optimizing the bound actually degraded the initial perplexity". Tested after the last epoch."""
     rows = []
     for label in group.results:
         if label.startswith("bound"):
@@ -95,7 +95,7 @@ def bounds_picture(group: Group) -> Picture:
         plain_numbers(axes)
         axes.grid(alpha=0.2)
 
-    caption = "The bounds: validation perplexity from the start on; a line is a run."
+    caption = "The bounds: validation perplexity from the start; a line is a run."
     return picture(caption, f"Line chart of validation perplexity against epochs. {'. '.join(found)}.", panel)
 
 
@@ -115,15 +115,15 @@ GAPS = {"perplexity": "perplexity / softmax's", "top10": "top-10 error - softmax
 
 
 def families(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
-    """Runs on one corpus under the same conditions, but for the vocabulary, of which there are two at least."""
+    """Runs on one corpus that differ only in the vocabulary; at least two vocabularies each."""
     texts = [run for run in runs if run.D is not None and run.finished]
     parts = grouped(texts, but=["vocabulary"])
     return [part for part in parts if len({gap.D for gap in gaps(part)}) > 1]
 
 
 def gaps(family: Sequence[StoredRun]) -> list[Gap]:
-    """Of every loss and every D at which the softmax was run as well: the geometric mean of the ratio of the perplexities, and
-    the mean difference of the top-10 errors in percent."""
+    """For every loss and every D at which softmax was run, too: the geometric mean of the ratio of the perplexities, and the
+    mean difference of the top-10 errors in percentage points."""
     found = []
     for D in sorted({run.D for run in family if run.D is not None}):
         results = group_of([run for run in family if run.D == D]).results
@@ -217,8 +217,8 @@ def gap_picture(title: str, found: Sequence[Gap]) -> Picture:
 
 
 def equal_time_cells(group: Group) -> Cells:
-    """What each loss has reached when the one that trained the shortest is done, between two validations in proportion; of the
-    runs that had the machine to themselves."""
+    """What each loss has reached after the training time of the shortest run, interpolated between two validations; for runs
+    that had the machine to themselves."""
     runs = [run for run in group.runs if run.history and run.alone]
     limit = min(sum(record["train_seconds"] for record in run.history) for run in runs)
     headings = ["loss function", "runs", f"perplexity after {limit:,.0f} s", "top-10 error %", "words in all", "seconds in all"]
@@ -242,7 +242,7 @@ def equal_time_cells(group: Group) -> Cells:
 
 
 def at_time(run: StoredRun, metric: str, limit: float) -> float | None:
-    """The validation after ``limit`` seconds of training, in proportion between the ones before and after it."""
+    """The validation after ``limit`` seconds of training, interpolated between the validations before and after."""
     seconds, values = time_curve(run.history, metric)
     start = run.result.get("start", {}).get(metric)
     if start is not None:

@@ -1,4 +1,4 @@
-"""The picture for the question users have: which loss, with which head, is best after the same time?"""
+"""Learning curves against time: which loss, with which head, is best after the same training time?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARKERS = {"sampled": "^", "adaptive": "s"}
 
 
 def draw_time_curves(path: Path, title: str, runs: Histories) -> None:
-    """:func:`plot_time_curve` of perplexity and of top-10 error as a file, whose ending decides the format."""
+    """:func:`plot_time_curve` of perplexity and of top-10 error as a file; its suffix decides the format."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     figure.suptitle(title, fontsize="medium")
     for axes, metric in zip(figure.subplots(1, 2), ("perplexity", "top10"), strict=True):
@@ -34,8 +34,7 @@ def draw_time_curves(path: Path, title: str, runs: Histories) -> None:
 def plot_time_curve(axes: Axes, metric: str, runs: Histories) -> None:
     """A metric of the validation set against the seconds spent on training, a line per run.
 
-    Colours are losses and line styles are heads, all in one picture. The time of validation is left out, since how often to
-    validate is a choice.
+    Colours are losses and line styles are heads. The time of validation is left out, since how often to validate is a choice.
     """
     name, factor = METRICS[metric]
     axes.set(xlabel="seconds of training", ylabel=name, yscale="log")
@@ -59,7 +58,7 @@ def plot_time_curve(axes: Axes, metric: str, runs: Histories) -> None:
 
 
 def time_curve(history: list[dict[str, Any]], metric: str) -> tuple[list[float], list[float]]:
-    """Seconds of training, and the metric after them, of every epoch that has it.
+    """Seconds of training and the metric at that time, for every epoch that has it.
 
     >>> time_curve([{"train_seconds": 2.0, "valid": {"top10": 0.5}}, {"train_seconds": 3.0, "valid": {"top10": 0.4}}], "top10")
     ([2.0, 5.0], [0.5, 0.4])

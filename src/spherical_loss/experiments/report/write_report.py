@@ -49,16 +49,17 @@ TITLE = "Softmax alternatives of the spherical family: results"
 RULE = (
     "The rule: a claim is confirmed where the 95% interval of the difference lies on its side of zero (a t-test on our runs, "
     "p < 0.025 one-sided), contradicted where it lies on the other, and undecided otherwise. Of forty claims about runs that "
-    "do not differ, two would be decided by chance. What is decided holds for our runs: where they are far shorter than the "
-    "paper's, it is no evidence about its own. A single run of each loss decides nothing. Runs with the same seed share their "
-    "split and initial weights and are compared in pairs, n of them. The difference is positive where the claim holds."
+    "do not differ, two would be decided by chance. A verdict holds for our runs: where they are far shorter than the paper's, "
+    "it is no evidence about the paper's runs. A single run of each loss decides nothing. Runs with the same seed share their "
+    "split and initial weights and are compared in pairs; n is the number of pairs. The difference is positive where the "
+    "claim holds."
 )
 
 
 SUMMARIZED = {"softmax": "softmax", "taylor": "Taylor softmax", "spherical": "spherical softmax"}
 """The losses of the README's summary, and what they are called there."""
 STUDY_HEADINGS = ["task", "loss function", "trials", "given up", "diverged", "best values", "validation", "judged by", "epochs"]
-TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "given up after"]
+TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "pruned after"]
 
 
 def write_report(results: Path, out: Path, readme: Path | None) -> None:
@@ -115,8 +116,8 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
         return Section(name, title, page.table(title, headings, rows))
     group, metric = table_group(groups), main_metric(table)
     text = (
-        "Ours: mean (standard deviation) over runs, of every loss those that were trained for the longest; the paper's figures "
-        "stand beside them, and what was scaled down in the same row."
+        "Ours: mean (standard deviation) over the runs of each loss that were trained for the longest. The paper's figures are "
+        "beside them; the same row says what was scaled down."
     )
     body = [paragraph(text), page.table(title, *table_cells(group, table))]
     if group.left_out:
@@ -150,7 +151,7 @@ def table_cells(group: Group, table: Table, absent: bool = True) -> Cells:
 
 
 def main_first(headings: list[str], rows: list[list[str]], metric: str, title: str, notes: Sequence[str]) -> Cells:
-    """The columns of the main metric before the others, and after them ``notes``: what a phone shows without scrolling."""
+    """Put the columns of the main metric first, then ``notes``, then the others: a phone shows the first without scrolling."""
     heading = next(column.heading for column in COLUMNS if column.metric == metric)
     start = stop = headings.index(heading)
     while (stop := stop + 1) < len(headings) and headings[stop] in BESIDE:
@@ -164,7 +165,7 @@ def main_first(headings: list[str], rows: list[list[str]], metric: str, title: s
 
 
 def missing_cells(table: Table, reason: str) -> Cells:
-    """The paper's figures, and why there are none of ours."""
+    """The paper's figures, and the reason why we have none."""
     headings, rows = result_cells({loss: {} for loss in table.losses}, table)
     return main_first(headings, rows, main_metric(table), "ours", [reason] * len(rows))
 
@@ -201,15 +202,15 @@ def claim_rows(runs: Sequence[StoredRun], missing: dict[str, str]) -> list[list[
 
 
 def tested(claim: Claim, name: str, runs: Sequence[StoredRun]) -> tuple[list[str], str] | None:
-    """The claim on the runs, of those under the same conditions, that were trained for the longest and of which there are two
-    pairs, or else one; None without any runs of the table."""
+    """Test the claim on the longest runs under the same conditions of which there are two pairs, or else one; None if the table
+    has no runs."""
     candidates = []
     for group in table_groups(name, runs):
         elsewhere = counterpart(group, TABLES[name], claim.elsewhere, runs) if claim.elsewhere else None
         candidates.append((group, elsewhere, min(2, compared_runs(claim, group.results, elsewhere))))
     if not candidates:
         return None
-    group, elsewhere, count = max(candidates, key=lambda candidate: candidate[2])  # the first of them: the longest
+    group, elsewhere, count = max(candidates, key=lambda candidate: candidate[2])  # of several, the first, which is the longest
     mine = [run for run in group.runs if run.loss in (claim.better, claim.worse)]
     return claim_row(claim, group.results, elsewhere), epochs_text(mine) if count else "-"
 
@@ -246,7 +247,7 @@ def bounds_section(runs: Sequence[StoredRun]) -> Section | None:
     body = [
         paragraph(
             "The paper trained language models by minimizing upper bounds of log-softmax, and found that it degraded the "
-            "perplexity of the start, where the network gives the frequencies of the words."
+            "initial perplexity. At the start the network predicts the frequencies of the words."
         ),
         page.table(
             f"Validation perplexity, mean (standard deviation) over runs; {questions.trained_on(group.runs[0])}",
@@ -264,8 +265,8 @@ def growth_section(runs: Sequence[StoredRun]) -> Section | None:
         return None
     body = [
         paragraph(
-            "The paper leaves open why the softmax is better with many classes and not with few. Here the corpus stays the "
-            "same and the vocabulary grows; words outside it are one class, so that the task gets easier as it shrinks."
+            "The paper leaves open why softmax is better with many classes and not with few. Here the corpus stays the same "
+            "and the vocabulary grows. Words outside it are one class, so a smaller vocabulary is an easier task."
         )
     ]
     for family in families:
@@ -286,7 +287,7 @@ def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
         group = group_of([run for run in mine if run.task == task])
         D = next((f"{run.D:,} classes" for run in group.runs if run.D), "the full vocabulary")
         title = f"{task}, {D}"
-        same_time = f"{title}: on the validation set after the same time of training"
+        same_time = f"{title}: on the validation set after the same training time"
         if any(run.alone for run in group.runs):
             body.append(page.table(same_time, *questions.equal_time_cells(group)))
         body += [
@@ -297,7 +298,7 @@ def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
 
 
 def others_section(runs: Sequence[StoredRun]) -> Section | None:
-    """Whatever is in the store and in no other section."""
+    """The stored runs that no other section shows."""
     shown = {run.name for name in TABLES for group in table_groups(name, runs) for run in (*group.runs, *group.left_out)}
     shown |= {run.name for family in questions.families(runs) for run in family}
     if bounds := questions.bound_group(runs):
@@ -369,7 +370,7 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
 
 
 def environment_section(runs: Sequence[StoredRun]) -> Section:
-    """Versions and machines, with how many runs each made."""
+    """Versions and machines, with the number of runs of each."""
     found: Counter[tuple[str, ...]] = Counter()
     for run in runs:
         environment = run.environment
@@ -377,7 +378,7 @@ def environment_section(runs: Sequence[StoredRun]) -> Section:
         machine = f"{environment['machine']} ({environment['cpu_capability']})"
         found[versions, f"Python {environment['python']}", machine, str(environment["threads"])] += 1
     rows = [[*key, str(count)] for key, count in sorted(found.items())]
-    how = "The runs are in results/runs, a line each, with their configuration, seed and per-epoch metrics."
+    how = "The runs are in results/runs, one line each, with their configuration, seed and per-epoch metrics."
     return Section(
         "environment",
         "Versions and machines",
@@ -389,8 +390,8 @@ def environment_section(runs: Sequence[StoredRun]) -> Section:
 
 
 def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
-    """Softmax, Taylor and spherical softmax in every table of the paper, ours and the paper's figure, and whether the paper's
-    order of the first two is confirmed, as Markdown."""
+    """A Markdown table: softmax, Taylor and spherical softmax in every table of the paper, with our figure and the paper's, and
+    whether the paper's order of the first two is confirmed."""
     rows = []
     for name, table in TABLES.items():
         column = next(column for column in COLUMNS if column.metric == main_metric(table))
@@ -416,6 +417,6 @@ def beside(results: dict[int, dict[str, Any]], row: Row | None, column: Column) 
 
 
 def tested_text(claim: Claim, name: str, runs: Sequence[StoredRun]) -> str:
-    """A verdict, with its p value if there is one, on how many pairs of runs, of how many epochs."""
+    """A verdict; if it was tested, with the p value, the number of pairs of runs, and their epochs."""
     row, epochs = tested(claim, name, runs) or ([], "")
     return f"{row[1]} (p = {row[4]}, n = {row[6]}, {epochs} epochs)" if row[4] != "-" else row[1]

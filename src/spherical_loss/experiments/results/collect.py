@@ -1,4 +1,4 @@
-"""``spherical-loss collect``: put finished runs and tuning studies of an ``--out`` folder in the store of results."""
+"""``spherical-loss collect``: add finished runs and tuning studies of an ``--out`` folder to the store of results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def collect(runs: Path, results: Path, trials: bool, say: Callable[[str], None])
     added, studies = add_runs(results, lines), add_studies(results, [study for study, _ in found])
     say(f"{runs}: {added} new of {len(lines)} runs, {studies} new of {len(found)} studies -> {results}")
     if left_out:
-        say(f"{len(left_out)} runs are trials of these studies and stay out of {results / 'runs'}; --trials adds them, too")
+        say(
+            f"{len(left_out)} runs are trials of these studies and are not added to {results / 'runs'}; --trials adds them, too"
+        )
 
 
 def read_database(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, Group]]:
@@ -65,7 +67,7 @@ def read_database(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, 
 
 
 def alike(configs: dict[Path, Config]) -> list[Group]:
-    """Folders of runs that differ in the seed alone, in the order of the seeds."""
+    """Group the folders of runs that differ in the seed alone, in the order of the seeds."""
     groups: dict[str, Group] = {}
     for folder in sorted(configs, key=lambda folder: configs[folder]["seed"]):
         groups.setdefault(str(configs[folder]["settings"]), []).append(folder)
@@ -73,8 +75,8 @@ def alike(configs: dict[Path, Config]) -> list[Group]:
 
 
 def is_trial(trial: dict[str, Any], group: Group, configs: dict[Path, Config]) -> bool:
-    """Whether the trial was these runs: it has their values, and their mean validation. (Others with its values may be there:
-    longer ones, for example, which came after it.)"""
+    """Whether these are the trial's runs: they have its values and its mean validation. (Other runs may have its values, too,
+    for example longer ones that were trained later.)"""
     settings, loss = configs[group[0]]["settings"], configs[group[0]]["loss"]
     if any(settings.get(key) != value for key, value in trial["values"].items()):
         return False

@@ -19,7 +19,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: the training loss on the test set, the error rate, and the number of epochs; of a language model,
+    """A row of a table: the training loss on the test set, the error rate, and the number of epochs; for a language model,
     perplexity, top-10 error rate and SimLex-999 score."""
 
     loss: Figure | None = None
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """``better`` has a lower ``metric`` than ``worse``. The text says it in the paper's sense.
+    """``better`` has a lower ``metric`` than ``worse``. ``text`` says it in words.
 
     With ``elsewhere``, ``worse`` is measured in another table's runs (a name in ``TABLES``).
     """
@@ -56,7 +56,7 @@ class Table:
     rows: dict[str, Row]
     claims: tuple[Claim, ...] = field(default=())
     words: int | None = None
-    """Of a text that we may have a part of only: how many words it has."""
+    """The number of words of the paper's text, where we may have only a part of it."""
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def language_row(perplexity: float, top10: float, simlex: float, epochs: float |
 
 
 def softmax_claims(corpus: str) -> tuple[Claim, ...]:
-    """That the softmax is better than the spherical losses, by both measures."""
+    """The claims that softmax is better than the spherical losses, by both measures."""
     return tuple(
         Claim(f"Softmax beats {title} in {name} on {corpus}", "softmax", loss, metric)
         for loss, title in (("spherical", "spherical"), ("taylor", "Taylor"))

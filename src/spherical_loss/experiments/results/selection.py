@@ -16,7 +16,7 @@ from spherical_loss.experiments.results.tables import Results
 from spherical_loss.experiments.training.tasks import TASKS
 
 OF_THE_LOSS = {"lr", "eps", "a", "b", "xi", "output_rate", "head"}
-"""What every loss has a value of its own of."""
+"""The settings that each loss may have its own value of."""
 INCIDENTAL = {"device", "threads"}
 COMPARED = {
     "epochs": "at most {} epochs",
@@ -35,17 +35,17 @@ COMPARED = {
     "vocabulary": "vocabulary {}",
     "online": "online: {}",
 }
-"""The settings that are compared with the paper's, and how they read."""
+"""The settings that are compared with the paper's, and their text in a table."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs under the same conditions (:func:`group_of`), or what a table shows, where every loss has its own
-    (:func:`table_group`). Of each label the runs differ by the seed alone."""
+    """Runs under the same conditions (:func:`group_of`), or the runs that a table shows, where conditions may
+    differ between losses (:func:`table_group`). The runs of one label differ in the seed alone."""
 
     runs: list[StoredRun]
     left_out: list[StoredRun]
-    """Runs of the same labels with other values of what each loss chooses (learning rates, for example)."""
+    """Runs of the same labels with other values of ``OF_THE_LOSS`` (learning rates, for example)."""
 
     @property
     def results(self) -> Results:
@@ -67,13 +67,14 @@ class Group:
 
 
 def conditions(run: StoredRun) -> dict[str, Any]:
-    """What the runs of a comparison share. Language models have the architecture that suits the loss best."""
+    """The settings that the runs of a comparison share. Language models have the architecture that suits the loss best, so
+    architectures may differ."""
     own = OF_THE_LOSS | INCIDENTAL | ({"layers", "width"} if "vocabulary" in run.settings else set())
     return {"task": run.task, **{key: value for key, value in run.settings.items() if key not in own}}
 
 
 def grouped(runs: Sequence[StoredRun], but: Sequence[str] = ()) -> list[list[StoredRun]]:
-    """The runs by their conditions, ``but`` for some of them, which may differ."""
+    """The runs grouped by their conditions, without those named in ``but``, which may differ."""
     found: dict[str, list[StoredRun]] = {}
     for run in runs:
         key = json.dumps({k: v for k, v in conditions(run).items() if k not in but}, sort_keys=True)
@@ -82,7 +83,7 @@ def grouped(runs: Sequence[StoredRun], but: Sequence[str] = ()) -> list[list[Sto
 
 
 def group_of(runs: Sequence[StoredRun]) -> Group:
-    """Of each label, the settings with the most runs; of those with as many, the ones with the best validation."""
+    """For each label, the settings with the most runs; among equals, those with the best validation."""
     chosen, left_out = [], []
     for label in dict.fromkeys(run.label for run in runs):
         variants: dict[str, list[StoredRun]] = {}
@@ -107,7 +108,7 @@ def finished(runs: Sequence[StoredRun]) -> int:
 
 
 def validation(runs: Sequence[StoredRun]) -> float:
-    """The mean of what the runs were judged by; infinite where none is finished."""
+    """The mean of the validation metric of the runs; infinite if none is finished."""
     values = []
     for run in (run for run in runs if run.finished):
         value = run.result["valid"].get(run.settings["monitor"])
@@ -116,7 +117,7 @@ def validation(runs: Sequence[StoredRun]) -> float:
 
 
 def trained(run: StoredRun) -> float:
-    """How long a run was trained: in epochs, and on a text, which may be a part of the paper's, in words."""
+    """How long a run was trained: in epochs, or for a text, which may be a part of the paper's, in words."""
     if not run.finished:
         return 0.0
     if "vocabulary" not in run.settings:
@@ -126,8 +127,8 @@ def trained(run: StoredRun) -> float:
 
 
 def table_groups(name: str, runs: Sequence[StoredRun]) -> list[Group]:
-    """The runs that belong to a table of the paper, by their conditions: first those that were trained for the longest, of
-    those the ones that differ least from the paper's, of those the ones of most of its losses, and of those the most."""
+    """The runs that belong to a table of the paper, grouped by their conditions. Groups are sorted by how long they were
+    trained; then by how little they differ from the paper; then by how many of its losses they have; then by their size."""
     table = TABLES[name]
     mine = [run for run in runs if table_of(run.task, SimpleNamespace(**run.settings)) is table and has_relu(run)]
     groups = [group_of(part) for part in grouped(mine)]
@@ -141,17 +142,17 @@ def table_groups(name: str, runs: Sequence[StoredRun]) -> list[Group]:
 
 
 def has_relu(run: StoredRun) -> bool:
-    """Whether the network is the paper's tables' own; its other activations are another experiment."""
+    """Whether the network has the activation of the paper's tables; other activations are a separate experiment."""
     return run.settings.get("activation", "relu") == "relu"
 
 
 def table_group(groups: Sequence[Group]) -> Group:
-    """What a table shows: of every loss the runs of the first of the groups in which one is finished."""
+    """The runs that a table shows: for each loss, those of the first group in which one is finished."""
     chosen: dict[str, Group] = {}
     for group in groups:
         for loss in {run.loss for run in group.runs if run.finished}:
             chosen.setdefault(loss, group)
-    for group in groups:  # losses of which all runs diverged
+    for group in groups:  # for losses of which all runs diverged
         for run in group.runs:
             chosen.setdefault(run.loss, group)
     parts = [[run for run in runs if chosen[run.loss] is group] for group in groups for runs in (group.runs, group.left_out)]
@@ -159,7 +160,7 @@ def table_group(groups: Sequence[Group]) -> Group:
 
 
 def counterpart(group: Group, table: Table, other: str, runs: Sequence[StoredRun]) -> Results:
-    """The runs of another table that differ from ``group`` by the tables' settings alone."""
+    """The runs of another table that differ from ``group`` in the tables' settings alone."""
     free = {*table.settings, *TABLES[other].settings}
     wanted = {key: value for key, value in group.conditions.items() if key not in free}
     for candidate in table_groups(other, runs):
@@ -169,7 +170,7 @@ def counterpart(group: Group, table: Table, other: str, runs: Sequence[StoredRun
 
 
 def paper_settings(table: Table, loss: str) -> dict[str, Any]:
-    """What ``reproduce`` sets, which is what the paper says as far as it says something."""
+    """The settings of ``reproduce``: the paper's, where the paper gives them."""
     task = TASKS[table.task]
     return {**dataclasses.asdict(task.settings), **task.values.get(loss, {}), **table.settings}
 
@@ -178,7 +179,7 @@ def differences(run: StoredRun, table: Table) -> list[str]:
     """How a run differs from the paper, in words."""
     paper = paper_settings(table, run.loss)
     unused = {"width"} if run.settings.get("layers") == 0 else set()
-    unused |= {"epochs", "patience"} if run.settings.get("online") else set()  # the pieces of one pass
+    unused |= {"epochs", "patience"} if run.settings.get("online") else set()  # where epochs are the pieces of one pass
     used = run.settings.keys() - unused
     found = [
         text.format(readable(run.settings[key])) + ("" if paper.get(key) is None else f" instead of {readable(paper[key])}")
@@ -205,7 +206,7 @@ def readable(value: Any) -> str:
 
 
 def scaled_down(group: Group, label: str, table: Table) -> str:
-    """What was less, or other, than in the paper: runs and settings."""
+    """What was smaller than in the paper, or different: runs and settings."""
     run = group.first(label)
     count = finished([r for r in group.runs if r.label == label])
     fewer = [f"{count} of {table.runs} runs"] if count < table.runs else []

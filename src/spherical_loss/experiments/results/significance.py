@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special  # scipy.stats, which says the same at more length, takes as long to import as torch
+from scipy import special  # scipy.stats has the same tests, but takes as long to import as torch
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
@@ -39,8 +39,8 @@ class Comparison:
 def paired(better: dict[int, float], worse: dict[int, float], level: float = 0.95) -> Comparison | None:
     """The one-sided paired t-test that ``better`` is lower, over the seeds that both have.
 
-    Runs with the same seed share their split and their initial weights, so the difference within a pair is free of what
-    these contribute. None for fewer than two pairs.
+    Runs with the same seed share their split and their initial weights, so these do not contribute to the difference
+    within a pair. None for fewer than two pairs.
 
     >>> c = paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.1, 1: 2.9, 2: 4.0})
     >>> f"{c.difference:.2f} {c.p:.4f} {c.n}"
@@ -74,6 +74,6 @@ def _student(mean: float, error: float, freedom: float, n: int, level: float, te
     half = float(special.stdtrit(freedom, (1 + level) / 2)) * error
     if error > 1e-12 * abs(mean):
         p = float(special.stdtr(freedom, -mean / error))
-    else:  # t is not defined where all differences are the same number: the sign test
+    else:  # t is not defined if all differences are equal: use the sign test
         p = 0.5**n if mean > 0 else 1 - 0.5**n if mean < 0 else 0.5
     return Comparison(mean, mean - half, mean + half, p, n, test)

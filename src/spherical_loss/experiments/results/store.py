@@ -4,8 +4,8 @@
     RESULTS/tuning/TASK.jsonl     a line per tuning study, with all its trials
 
 A line of a run has its configuration (:meth:`Run.as_dict`), its name, the environment, the result, the history by columns, and
-the sizes of the data. Numbers have six digits; there are no weights. Lines are sorted: a run more is a line more.
-``spherical-loss collect RUNS`` adds to it what is new in an ``--out`` folder.
+the sizes of the data. Numbers have six digits; there are no weights. Lines are sorted, so that a new run is one new line.
+``spherical-loss collect RUNS`` adds what is new in an ``--out`` folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run of the store. Settings are a plain dictionary, so that runs of older and newer versions can be read alike."""
+    """A run of the store. Settings are a plain dictionary, so that runs of older and newer versions can be read."""
 
     name: str
     task: str
@@ -53,7 +53,7 @@ class StoredRun:
     history: list[dict[str, Any]]
     """A record per epoch, as the run folder has it."""
     data: dict[str, int]
-    """Examples (of a text, words) to train, validate and test, and the number of classes D; older runs may not say."""
+    """Numbers of examples (for a text, words) to train, validate and test, and of classes D; older runs may lack it."""
 
     @property
     def label(self) -> str:
@@ -65,12 +65,12 @@ class StoredRun:
 
     @property
     def alone(self) -> bool:
-        """Whether it had the machine to itself, so that its times say something."""
+        """Whether it had the machine to itself, so that its times mean something."""
         return bool(self.result.get("alone"))
 
     @property
     def D(self) -> int | None:
-        """Of a language model, the size of the vocabulary, where it is known."""
+        """For a language model, the size of the vocabulary, if known."""
         vocabulary = self.settings.get("vocabulary")
         return vocabulary if isinstance(vocabulary, int) else self.data.get("D")
 
@@ -78,15 +78,15 @@ class StoredRun:
 @dataclass(frozen=True)
 class Study:
     """A tuning study: every trial is its number, its values, and ``value``, the mean validation; None if it diverged. A trial
-    that was given up on the way has ``pruned``, the epochs until then."""
+    that was pruned has ``pruned``, the number of its epochs."""
 
     name: str
     task: str
     loss: str
     monitor: str
-    """What ``value`` is."""
+    """The metric that ``value`` is."""
     settings: dict[str, Any]
-    """What all runs of the trials have in common; nothing where they are no more."""
+    """The settings that all runs of the trials have in common; empty if the runs were deleted."""
     trials: list[dict[str, Any]]
 
     @property
@@ -105,34 +105,34 @@ def read_studies(results: Path) -> list[Study]:
 
 
 def read_missing(results: Path) -> dict[str, str]:
-    """Why there are no runs of a task, by task: missing.json, which is written by hand."""
+    """The reason why a task has no runs, by task: missing.json, which is written by hand."""
     path = results / "missing.json"
     try:
         missing = json.loads(path.read_bytes()) if path.exists() else {}
         check_all(missing, "it", is_text)
         return missing
     except (ValueError, RecursionError) as error:
-        raise UserError(f'{path} is damaged ({error}); it is of the form {{"task": "why it was not run"}}') from error
+        raise UserError(f'{path} is damaged ({error}); it must have the form {{"task": "why it was not run"}}') from error
 
 
 def read_all(folder: Path, made_of: Callable[[Line], T]) -> list[T]:
-    """What the lines of all files of a folder say."""
+    """The content of the lines of all files of a folder."""
     return [made for path in sorted(folder.glob("*.jsonl")) for _, made in read_lines(path, made_of)]
 
 
 def read_lines(path: Path, made_of: Callable[[Line], T]) -> list[tuple[Line, T]]:
-    """The lines of a file of the store, and what is made of them."""
+    """The lines of a file of the store, and the objects made from them."""
     lines = []
     for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}, is damaged ({error}); take it out, or get the file from git") from error
+            raise UserError(f"{path}, line {number}, is damaged ({error}); remove it, or restore the file from git") from error
         try:
             lines.append((line, made_of(line)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{path}, line {number}, is none that 'spherical-loss collect' writes ({reason})") from error
+            raise UserError(f"{path}, line {number}, was not written by 'spherical-loss collect' ({reason})") from error
     return lines
 
 
@@ -167,7 +167,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     def check_place(config: Any) -> None:
         check_config(config)
         if config["task"] != folder.parent.name:
-            raise ValueError(f"its task is {config['task']}, but it lies in {folder.parent.name}")
+            raise ValueError(f"its task is {config['task']}, but it is in the folder {folder.parent.name}")
 
     return read_json(folder / "config.json", check_place)
 
@@ -202,7 +202,7 @@ def with_six_digits(value: Any) -> Any:
 
 
 def columns(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """The records of a history as columns, which need the names once.
+    """The records of a history as columns, so that each name is stored once.
 
     >>> columns([{"epoch": 1, "valid": {"error": 0.5}}, {"epoch": 2, "valid": {"error": 0.4}}])
     {'epoch': [1, 2], 'valid': {'error': [0.5, 0.4]}}
@@ -225,7 +225,7 @@ def records(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def add_runs(results: Path, lines: Iterable[dict[str, Any]]) -> int:
-    """Put runs that are new in the store; returns how many. A run that is there already stays as it is."""
+    """Add new runs to the store; returns how many. A run that is already there stays as it is."""
     return merge(
         results / "runs",
         ((line["run"]["task"], line["name"], line) for line in lines),
@@ -236,7 +236,7 @@ def add_runs(results: Path, lines: Iterable[dict[str, Any]]) -> int:
 
 
 def add_studies(results: Path, studies: Iterable[Study]) -> int:
-    """Put studies that are new, or have more trials than before, in the store; returns how many."""
+    """Add studies that are new, or have more trials than before, to the store; returns how many."""
     return merge(
         results / "tuning",
         ((study.task, study.name, with_six_digits(vars(study))) for study in studies),

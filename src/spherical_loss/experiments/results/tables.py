@@ -69,7 +69,7 @@ def label_text(label: str) -> str:
     ('Log Taylor softmax', 'Log Taylor softmax, gram head')
     """
     loss, _, head = label.partition("/")
-    title = LOSSES[loss].title if loss in LOSSES else loss  # a stored run may be of a loss that is no more, or not yet
+    title = LOSSES[loss].title if loss in LOSSES else loss  # this version may not have the loss of a stored run
     return title + (f", {head} head" if head else "")
 
 
@@ -77,14 +77,13 @@ EXACT_HEADS = ("gram", "factored")
 
 
 def of_loss(results: Results, loss: str) -> dict[int, dict[str, Any]]:
-    """The results of a loss with any of the exact heads, the first that there is; the others are approximations, or models of
-    their own."""
+    """The results of a loss with the first exact head that has any; the other heads are approximations, or different models."""
     exact = [loss, *(f"{loss}/{head}" for head in EXACT_HEADS)]
     return next((runs for label, runs in results.items() if label in exact), {})
 
 
 def value(result: dict[str, Any], metric: str) -> float | None:
-    """A number of a finished run: ``epochs`` to the best validation; ``to_best`` and ``seconds`` (per epoch), of a run that had
+    """A number of a finished run: ``epochs`` to the best validation; ``to_best`` and ``seconds`` (per epoch), if the run had
     the machine to itself; the perplexities ``start`` and ``valid`` of the validation set before training and at its best;
     or a test metric."""
     if result["status"] != "finished":
@@ -106,7 +105,7 @@ def by_seed(results: dict[int, dict[str, Any]], metric: str) -> dict[int, float]
 
 
 def significant(x: float, digits: int) -> str:
-    """So many digits, and of a large number all before the point.
+    """``x`` with this many significant digits, or, if it is large, with all digits before the point.
 
     >>> significant(0.0123456, 3), significant(12543.2, 3)
     ('0.0123', '12,543')
@@ -115,7 +114,7 @@ def significant(x: float, digits: int) -> str:
 
 
 def mean_text(values: Sequence[float], column: Column) -> str:
-    """Mean (standard deviation), as the paper has it; the deviation from two runs on.
+    """Mean (standard deviation), as in the paper; the deviation needs two runs.
 
     >>> mean_text([0.008, 0.010], Column("error", "error %", percent=True))
     '0.9 (0.141)'
@@ -136,7 +135,7 @@ def interval_text(values: Sequence[float], column: Column) -> str:
 
 
 def figure_text(figure: Figure | None, column: Column) -> str:
-    """A figure of the paper, printed as ours are."""
+    """A figure of the paper, printed like ours."""
     if figure is None:
         return "-"
     factor = 100 if column.percent else 1
@@ -150,12 +149,12 @@ Cells = tuple[list[str], list[list[str]]]
 INTERVALS = ("nll", "error", "perplexity", "top10")
 """The metrics that have a confidence interval in a table."""
 BESIDE = ("paper", "95% interval")
-"""Headings of what stands beside a metric."""
+"""Headings of the columns that belong to the metric before them."""
 
 
 def result_cells(results: Results, paper: Table | None) -> Cells:
-    """Headings and rows: a row per loss, the paper's figure after each of ours that it has, and confidence intervals; no
-    columns without a number."""
+    """Headings and rows, a row per loss: each metric with the paper's figure, if it has one, and its confidence interval.
+    Columns without a number are left out."""
     headings = ["loss function", "runs"]
     paper_rows = [] if paper is None else list(paper.rows.values())
     in_paper = {field.name for field in fields(Row) if any(getattr(row, field.name) is not None for row in paper_rows)}
@@ -184,19 +183,19 @@ def result_cells(results: Results, paper: Table | None) -> Cells:
 
 
 def sides(claim: Claim, results: Results, elsewhere: Results | None) -> tuple[dict[int, float], dict[int, float]]:
-    """What the claim compares, by seed: the better ones and the worse ones, which may be ``elsewhere``."""
+    """The values that the claim compares, by seed: of the better loss and of the worse one, which may be ``elsewhere``."""
     others = results if claim.elsewhere is None else elsewhere or {}
     return by_seed(of_loss(results, claim.better), claim.metric), by_seed(of_loss(others, claim.worse), claim.metric)
 
 
 def compared_runs(claim: Claim, results: Results, elsewhere: Results | None) -> int:
-    """How many runs of each side the claim has: pairs of the same seed, within one table."""
+    """How many runs each side of the claim has; within one table, pairs of the same seed."""
     better, worse = sides(claim, results, elsewhere)
     return len(better.keys() & worse.keys()) if claim.elsewhere is None else min(len(better), len(worse))
 
 
 def claim_row(claim: Claim, results: Results, elsewhere: Results | None = None) -> list[str]:
-    """The claim on our runs; ``elsewhere`` are those of another table, where the claim compares with it."""
+    """Test the claim on our runs; ``elsewhere`` are those of another table, if the claim compares with it."""
     better, worse = sides(claim, results, elsewhere)
     if claim.elsewhere is None:
         return paired_row(claim.text, better, worse, claim.metric)
@@ -205,7 +204,7 @@ def claim_row(claim: Claim, results: Results, elsewhere: Results | None = None) 
 
 
 def paired_row(text: str, better: dict[int, float], worse: dict[int, float], metric: str) -> list[str]:
-    """A claim on pairs of runs; of a single pair, the difference alone."""
+    """Test a claim on pairs of runs; for a single pair, give the difference alone."""
     if (found := paired(better, worse)) is not None:
         return comparison_row(text, found, metric)
     seeds = better.keys() & worse.keys()
@@ -218,7 +217,7 @@ def undecided_row(text: str, difference: str = "-", n: str = "-", why: str = "tw
 
 
 def verdict(found: Comparison | None) -> str:
-    """What a test says of a claim: for it, for the opposite, where the 95% interval lies on that side of zero, or neither.
+    """Confirmed or contradicted if the 95% interval of the difference lies on that side of zero; otherwise undecided.
 
     Single runs decide nothing.
 
@@ -264,12 +263,12 @@ DROPPED_FIRST = (
     "95% interval",
     "epochs",
 )
-"""What a table can do without, the first ones soonest; what it is about comes last."""
+"""The columns that a narrow table leaves out, the first ones first."""
 DROPPED_LAST = {"perplexity": ("error %", "top-10 error %", "runs"), "error %": ("runs",)}
 
 
 def rich_table(console: Console, title: str, headings: list[str], rows: list[list[str]]) -> RichTable:
-    """The table, without the columns that a narrow console has no room for (``DROPPED_FIRST``)."""
+    """The table, without the columns that do not fit a narrow console (``DROPPED_FIRST``)."""
     table = RichTable(title=title, title_justify="left")
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i == 0 else "right")
@@ -286,7 +285,7 @@ def rich_table(console: Console, title: str, headings: list[str], rows: list[lis
 
 
 def without(headings: Sequence[str], dropped: str) -> list[int]:
-    """Where the columns are that are left without one, and without what stands beside it.
+    """The indices of the columns that remain without ``dropped`` and the columns that belong to it.
 
     >>> without(["loss", "paper", "error %", "paper", "95% interval"], "loss")
     [2, 3, 4]
