@@ -195,7 +195,7 @@ def test_a_word_longer_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(text, "BLOCK", 100)
     monkeypatch.setattr(text, "MAX_WORD", 1000)
     path = written(tmp_path / "a.txt", "a line\n" + "x" * 2000 + "\n")
-    with pytest.raises(UserError, match=r"line 2 has 1,093 bytes without a space.*wants spaces or line ends"):
+    with pytest.raises(UserError, match=r"line 2 has 1,093 bytes without a space.*its spaces and line ends are missing"):
         corpus_of(path, tmp_path / "cache")
 
 
