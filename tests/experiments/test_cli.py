@@ -237,7 +237,7 @@ def test_an_unwritable_folder(spherical_loss, tmp_path: Path, monkeypatch: pytes
     code, out, err = spherical_loss("compare", "digits", "--out", str(tmp_path / "file"))
     assert code == 1
     assert str(tmp_path / "file") in err
-    assert "is in the way" in err
+    assert "is not a folder" in err
     assert "Traceback" not in out + err
 
 

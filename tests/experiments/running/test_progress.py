@@ -39,7 +39,7 @@ def test_plain_lines() -> None:
     assert "\x1b" not in text
     assert text.splitlines() == [
         "[1/2] taylor, seed 3: test error 3.21%, best of 9 epochs: 5, 1.5 s per epoch (stored)",
-        "[1/2] taylor, seed 3: goes on after epoch 3",
+        "[1/2] taylor, seed 3: resumes after epoch 3",
         "[1/2] taylor, seed 3: epoch 4/20, train loss 0.5, valid loss 0.25, error 1.25%; this run: at most 3 min left",
         "[2/2] taylor, seed 3: test error 3.21%, best of 9 epochs: 5, 1.5 s per epoch",
     ]
@@ -49,7 +49,7 @@ def test_a_trial_that_is_given_up_counts_as_done() -> None:
     console = Console(file=io.StringIO(), width=150)
     with make_reporter(console, 2, False) as reporter:
         reporter.finished(RUN, {"status": "paused", "epochs": 3, "valid": {"error": 0.5}})
-    assert console.file.getvalue() == "[1/2] taylor, seed 3: given up after epoch 3, valid error 50.00%\n"
+    assert console.file.getvalue() == "[1/2] taylor, seed 3: pruned after epoch 3, valid error 50.00%\n"
 
 
 def test_plain_lines_are_few() -> None:

@@ -31,10 +31,10 @@ def start(network: Classifier, loss: Loss, frequencies: Tensor) -> Classifier:
     """The paper's start: He's initialization of the hidden layers, zero biases, and zero output weights.
 
     Zero output weights with a zero bias are a saddle of every even loss: the spherical softmax and the softmax of ``|o|``
-    would get no gradient there, ever. So the output bias is ``loss.prior_bias`` of ``frequencies``. With equal frequencies it
-    is constant: all classes start alike, as in the paper, and where ``log g`` has a slope (``b = sqrt(eps)`` for
+    would never get a gradient there. So the output bias is ``loss.prior_bias`` of ``frequencies``. With equal frequencies it
+    is constant: all classes start equal, as in the paper, at a point where ``log g`` has a slope (``b = sqrt(eps)`` for
     the spherical softmax, ``0`` for the Taylor softmax, ``1`` for the softmax of ``|o|``). The Z-loss has no such bias
-    and is not defined where all outputs are equal: its output weights start as the hidden ones do.
+    and is not defined where all outputs are equal: its output weights start like the hidden ones.
 
     Convolutions are faster with channels last in memory, as :class:`~spherical_loss.experiments.data.images.Images` are.
     """
@@ -51,8 +51,8 @@ def start(network: Classifier, loss: Loss, frequencies: Tensor) -> Classifier:
 
 
 def pooled(pool: nn.MaxPool2d, modules: list[nn.Module]) -> list[nn.Module]:
-    """``modules`` and then max-pooling, with the same values sooner: the last one, the activation, does not decrease
-    anywhere, so it may come after the pooling, where fewer numbers are left."""
+    """``modules`` followed by max-pooling, with the pooling moved before the last module, the activation. The activation is
+    non-decreasing, so the values are the same, and it is applied to fewer numbers."""
     return [*modules[:-1], pool, modules[-1]]
 
 
@@ -104,7 +104,7 @@ def cifar_network(width: int, D: int, kind: str) -> Classifier:
         for layer in range(depth):
             maps = factor * width
             last = block == 4 and layer == 2
-            normalize = [] if kind == "exp" else [nn.BatchNorm2d(maps)]  # "exp" brings its own
+            normalize = [] if kind == "exp" else [nn.BatchNorm2d(maps)]  # "exp" includes its own
             convolution = nn.Conv2d(inputs, maps, 3, padding=1, bias=False)
             layers += [convolution, *normalize, *activation(kind, maps, spatial=True, last=last)]
             inputs = maps

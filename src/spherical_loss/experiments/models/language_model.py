@@ -1,4 +1,4 @@
-"""The neural language model of the paper: words in a context of 6, embeddings, rectifiers, and an output layer.
+"""The neural language model of the paper: a context of 6 words, embeddings, ReLU layers, and an output layer.
 
 Reference: Y. Bengio, R. Ducharme, P. Vincent, A Neural Probabilistic Language Model, 2001.
 """
@@ -25,11 +25,11 @@ from spherical_loss.learning_rate import suggested_lr
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 FREQUENT = 2_000  # classes of the softmax of the adaptive spherical softmax, and half of the classes at most
 BATCH = 500  # examples that are evaluated at once
-RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows anew for each time
+RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows again for each batch
 
 
 class LanguageModel(Network):
-    """Embeddings of the context, side by side, hidden layers, and a head.
+    """The concatenated embeddings of the context, hidden layers, and a head.
 
     The gradient of the embeddings is sparse: a step touches the words of the batch only, whatever the vocabulary. With the
     gram and the factored head neither :meth:`objective` nor its gradient computes the logits.
@@ -82,7 +82,7 @@ class LanguageModel(Network):
 def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> LanguageModel:
     """The paper's start: He's initialization of the hidden layers, zero output weights, output biases that match the word
     frequencies. The Z-loss has no such bias, and is flat where all outputs are equal: its output weights start with He's
-    standard deviation, ``sqrt(2 / d)``. Embeddings start with a standard deviation of 1. All heads start alike.
+    standard deviation, ``sqrt(2 / d)``. Embeddings start with a standard deviation of 1. All heads start with the same values.
     """
     network = LanguageModel(train.D, settings, lambda d, D: made_head(settings.head, d, train, loss))
     for module in network.trunk:
@@ -156,11 +156,11 @@ def evaluate_language(network: LanguageModel, loss: Loss, data: TextSet) -> dict
     """Metrics of ``network`` on ``data``.
 
     - ``loss``: the training loss, from the statistics for the losses of the family; for the others, of ``measured`` examples,
-      which are all of them unless there are too many outputs to look at.
+      which are all of them unless that takes too many outputs.
     - ``nll`` and ``perplexity``, its exponential: under the loss's own distribution, where it has one. For the bounds that is
       the softmax, which needs the logits, so it is measured on the ranked examples alone.
     - ``error``, ``top10``: how often the target is not the most probable word, or not among the ten most probable; of
-      ``ranked`` examples, which are all of them unless there are too many outputs to look at.
+      ``ranked`` examples, which are all of them unless that takes too many outputs.
     - ``simlex_input``, ``simlex_output``, ``simlex_pairs``: see :func:`spherical_loss.experiments.data.simlex.agreement`.
     """
     was_training = network.training
@@ -189,7 +189,7 @@ def evaluate_language(network: LanguageModel, loss: Loss, data: TextSet) -> dict
 
 
 def ranking(network: LanguageModel, loss: Loss, data: TextSet) -> dict[str, float | None]:
-    """``error``, ``top10`` and ``ranked``, by an exact search that never has all the logits in memory."""
+    """``error``, ``top10`` and ``ranked``, by an exact search that never holds all the logits in memory."""
     device = network.embedding.weight.device
     hits = torch.zeros(2, dtype=torch.int64, device=device)
     for rows in data.ranked.split(RANKED_BATCH):

@@ -17,18 +17,18 @@ LIKELIHOOD = (*STATISTICS, "adaptive-spherical")  # the loss of its tail
 
 @dataclass(frozen=True)
 class LossEntry:
-    """A loss, its name in the paper's tables, its class, its options, and where ``tune`` looks for them (on a log scale)."""
+    """A loss, its name in the paper's tables, its class, its options, and the ranges that ``tune`` searches (on a log scale)."""
 
     title: str
     class_name: str
-    """In :mod:`spherical_loss`; a name, so that the command line need not import torch."""
+    """In :mod:`spherical_loss`; a name, so that the command line needs no torch."""
     defaults: dict[str, float | None] = field(default_factory=dict)
     search: dict[str, tuple[float, float]] = field(default_factory=dict)
     heads: tuple[str, ...] = STATISTICS
     """The output layers of the language model that it works with: all that make statistics, for the losses of the family."""
 
 
-# Z-loss: with D classes z_c is at most sqrt(D - 1), which is 3 for ten classes; a and b want tuning as eps does.
+# Z-loss: with D classes z_c is at most sqrt(D - 1), which is 3 for ten classes; a and b need tuning, like eps.
 LOSSES: dict[str, LossEntry] = {
     "mse": LossEntry("MSE", "SquaredErrorLoss"),
     "softmax": LossEntry("Log softmax", "SoftmaxLoss", heads=("dense", "sampled", "adaptive")),
@@ -44,7 +44,7 @@ LOSS_OPTIONS = ("eps", "a", "b", "xi")
 
 
 def make_loss(name: str, options: dict[str, float | None]) -> Loss:
-    """The loss of this name; of ``options``, the ones it knows.
+    """The loss of this name, with those of ``options`` that it has.
 
     >>> make_loss("spherical", {"eps": 0.5, "a": 1.0})
     SphericalSoftmaxLoss(eps=0.5)

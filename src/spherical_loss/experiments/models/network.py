@@ -1,4 +1,4 @@
-"""What the training loop knows of a network, and the activations."""
+"""What the training loop knows about a network, and the activations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Network(nn.Module):
 
     @property
     def smallest_batch(self) -> int:
-        """Examples that a training batch has at least: batch normalization needs two."""
+        """The smallest number of examples in a training batch: batch normalization needs two."""
         return 2 if any(isinstance(module, _BatchNorm) for module in self.modules()) else 1
 
 
 class TruncatedExp(nn.Module):
-    """``exp(min(x, 2))``: the paper truncates its exponential and does not say where; 2 is two deviations above the mean
-    of the batch-normalized input, so that the output stays below 7.4."""
+    """``exp(min(x, 2))``: the paper truncates its exponential and does not say where. 2 is two standard deviations above
+    the mean of the batch-normalized input, so that the output stays below 7.4."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.clamp_max(2.0).exp()
@@ -34,7 +34,7 @@ class TruncatedExp(nn.Module):
 def activation(kind: str, features: int, spatial: bool, last: bool = False) -> list[nn.Module]:
     """The modules that follow a hidden layer of ``features`` units (maps, if ``spatial``).
 
-    ``softmax`` is for the ``last`` hidden layer only, as in the paper; the others stay rectifiers.
+    ``softmax`` is for the ``last`` hidden layer only, as in the paper; the others stay ReLU.
     """
     if kind == "exp":
         return [nn.BatchNorm2d(features) if spatial else nn.BatchNorm1d(features), TruncatedExp()]

@@ -1,4 +1,4 @@
-"""Train losses side by side on a task, and say how they compare."""
+"""Train losses on a task and compare them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plan(
     heads: Sequence[HeadName] = (),
     tuned: Path | None = None,
 ) -> list[Run]:
-    """The runs to make: seed by seed, so that a comparison stopped half-way has as many runs of each loss.
+    """The runs to make: seed by seed, so that a comparison that is stopped half-way has equally many runs of each loss.
 
     With ``heads``, a run for each of them that the loss works with. ``tuned``: values that overrule those that are shipped.
     """
@@ -103,7 +103,7 @@ def train_runs(
     tensorboard: bool = False,
     workers: Workers | None = None,
 ) -> Finished:
-    """Train every run that is not finished yet; a diverging one is recorded, and the others go on."""
+    """Train every run that is not finished yet; one that diverges is recorded as such, and the others continue."""
     several_heads = len({getattr(run.settings, "head", None) for run in runs}) > 1
     with make_reporter(console, len(runs), quiet, several_heads) as reporter:
         results = train_all(runs, out, reporter, tensorboard, workers)
@@ -145,7 +145,7 @@ def relevant(table: paper.Table, results: Results) -> list[paper.Claim]:
 
 
 def elsewhere(name: str, finished: Finished, out: Path) -> Results:
-    """The stored runs of another table that differ from these by that table's settings alone."""
+    """The stored runs of another table that differ from these in that table's settings alone."""
     other = paper.TABLES[name]
     runs = [dataclasses.replace(run, settings=dataclasses.replace(run.settings, **other.settings)) for run, _ in finished]
     return by_label(stored(runs, out))

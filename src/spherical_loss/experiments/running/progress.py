@@ -14,7 +14,7 @@ from spherical_loss.experiments.training.settings import Run
 
 
 class Reporter:
-    """Says nothing; what ``--quiet`` uses, and what the other reporters fill in. Use as a context manager."""
+    """Prints nothing: for ``--quiet``, and as the base of the other reporters. Use as a context manager."""
 
     several_heads = False
     """Whether a run's head says which one it is."""
@@ -33,7 +33,7 @@ class Reporter:
         """A run that was finished before."""
 
     def started(self, run: Run, epoch: int) -> None:
-        """A run starts, or goes on after ``epoch`` epochs."""
+        """A run starts, or resumes after ``epoch`` epochs."""
 
     def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
         """Within an epoch."""
@@ -42,10 +42,10 @@ class Reporter:
         """After an epoch."""
 
     def finished(self, run: Run, result: dict[str, Any]) -> None:
-        """A run is finished, has diverged, or was given up while it paused."""
+        """A run is finished, has diverged, or was pruned while it paused."""
 
     def note(self, run: Run, text: str) -> None:
-        """Something out of the ordinary about a run."""
+        """Something unusual about a run."""
 
 
 def outcome(label: str, run: Run, result: dict[str, Any]) -> str:
@@ -53,7 +53,7 @@ def outcome(label: str, run: Run, result: dict[str, Any]) -> str:
     if result["status"] == "diverged":
         return f"{label}: diverged in epoch {result['epoch']} at learning rate {run.settings.lr:.3g}"
     if result["status"] == "paused":
-        return f"{label}: given up after epoch {result['epochs']}, valid {error_text(result['valid'])}"
+        return f"{label}: pruned after epoch {result['epochs']}, valid {error_text(result['valid'])}"
     return (
         f"{label}: test {error_text(result['test'])}, best of {result['epochs']} epochs: {result['best_epoch']}, "
         f"{result['seconds_per_epoch']:.3g} s per epoch"
@@ -66,7 +66,7 @@ def epoch_text(record: dict[str, Any]) -> str:
 
 
 def error_text(metrics: dict[str, Any]) -> str:
-    """The error rate, or what a language model is judged by.
+    """The error rate, or the metrics of a language model.
 
     >>> error_text({"error": 0.125}), error_text({"error": 0.8, "top10": 0.5, "perplexity": 126.7})
     ('error 12.50%', 'perplexity 126.7, top-10 error 50.00%')
@@ -78,7 +78,7 @@ def error_text(metrics: dict[str, Any]) -> str:
 
 
 class PlainReporter(Reporter):
-    """Lines without colours or cursor movements: one per finished run, and one now and then for a long one."""
+    """Lines without colours or cursor movements: one per finished run, and from time to time one for a long run."""
 
     def __init__(self, console: Console, runs: int, every: float = 10.0) -> None:
         self.console, self.runs, self.every = console, runs, every
@@ -121,13 +121,13 @@ def duration(seconds: float) -> str:
 
 
 class LiveReporter(Reporter):
-    """Bars: all runs, with the time left, and each run under way, with its losses and error.
+    """Bars: one for all runs, with the time left, and one for each active run, with its losses and error.
 
     The time left counts every run at its full number of epochs; early stopping makes it an upper limit.
     """
 
     def __init__(self, console: Console, runs: int) -> None:
-        bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # what a narrow terminal can do without
+        bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # left out on a narrow terminal
         self.progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             *bar,
@@ -138,7 +138,7 @@ class LiveReporter(Reporter):
             expand=True,
         )
         self.all = self.progress.add_task("all runs", total=runs, text=f"0/{runs}")
-        self.bars: dict[Run, TaskID] = {}  # of the runs under way, as are these:
+        self.bars: dict[Run, TaskID] = {}  # for the active runs, like the following:
         self.parts: dict[Run, float] = {}
         self.runs, self.done = runs, 0
         self.text: dict[Run, str] = {}
@@ -154,7 +154,7 @@ class LiveReporter(Reporter):
         self.finished(run, result)
 
     def started(self, run: Run, epoch: int) -> None:
-        text = self.text[run] = f"goes on after epoch {epoch}" if epoch else ""
+        text = self.text[run] = f"resumes after epoch {epoch}" if epoch else ""
         label = self.label(run)
         if run in self.bars:  # its process died
             self.progress.remove_task(self.bars[run])

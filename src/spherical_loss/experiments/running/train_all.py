@@ -17,14 +17,14 @@ from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
 
 Results = dict[Run, dict[str, Any]]
-POLL = 0.5  # seconds between looks at the runs under way
+POLL = 0.5  # seconds between checks of the active runs
 
 
 def train_all(
     runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, workers: Workers | None, until: int | None = None
 ) -> Results:
-    """The result of every run, or, with ``until``, of those that need more epochs than that, where they stand then. Runs that
-    another process is training come last, so that two commands share the work."""
+    """The result of every run; with ``until``, the state after that many epochs of the runs that need more. Runs that another
+    process is training come last, so that two commands share the work."""
     results: Results = {}
     for last in (False, True):
         left = [run for run in runs if run not in results]
@@ -62,7 +62,7 @@ def train_on(
             results[run] = result
             reporter.kept(run, result)
         else:
-            died = partial(reporter.note, run, "its worker died; another one takes it up again")
+            died = partial(reporter.note, run, "its worker died; another one resumes it")
             pending[workers.submit(run, out, tensorboard, last, until, died)] = Watch(run, out, reporter)
     while pending:
         done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
@@ -88,14 +88,14 @@ class Watch:
         self.folder = RunFolder(out, run)
         self.before = self.written()
         self.epoch = -1
-        """The last one that was reported; -1 until the run is under way."""
+        """The last epoch that was reported; -1 until the run starts."""
 
     def written(self) -> int:
         path = self.folder.path / "metrics.jsonl"
         return path.stat().st_mtime_ns if path.exists() else 0
 
     def look(self) -> None:
-        if self.written() == self.before:  # what an earlier process wrote; a worker that starts writes it anew
+        if self.written() == self.before:  # an earlier process wrote it; a worker that starts writes it again
             return
         if self.epoch < 0:
             self.epoch = 0
@@ -107,9 +107,9 @@ class Watch:
 
 
 def check_shared(out: Path, run: Run) -> None:
-    """The results of a cluster's workers must arrive here: another time only what is here counts as done."""
+    """The results of a cluster's workers must arrive here: the next command finds only what is stored here."""
     if RunFolder(out, run).result() is None:
         raise UserError(
-            f"a worker finished {run.name}, but {out.absolute()} here has nothing of it: with --cluster, --out must be a "
+            f"a worker finished {run.name}, but {out.absolute()} here does not have it: with --cluster, --out must be a "
             "folder that all machines share, under the same name"
         )

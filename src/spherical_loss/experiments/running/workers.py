@@ -1,9 +1,9 @@
 """Several runs at once: in processes on this machine, or on the workers of a Dask cluster.
 
-Either way a thread here waits for each run, and the run itself happens elsewhere, in a process of its own:
+In both cases a thread here waits for each run, and the run itself is trained in another process:
 
-- on this machine every worker is a pool of one process, so that one that dies takes its own run with it and no other; a new
-  process takes the run up again, from its checkpoint;
+- on this machine every worker is a pool of one process, so that a process that dies interrupts its own run only; a new
+  process resumes the run from its checkpoint;
 - on a cluster Dask does the same: a task whose worker dies goes to another one.
 
 The number of workers has no part in the numbers: a run is trained with the threads that its settings say, and those are
@@ -32,14 +32,14 @@ from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
 
-DEATHS = 5  # of workers with the same run, before it is given up
+DEATHS = 5  # of workers with the same run, before the command gives up
 
 Call = Callable[..., Any]
 """``call(died, function, *arguments)``: the function's value, from another process; ``died()`` each time one is lost."""
 
 
 def train_run(run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None) -> dict[str, Any] | None:
-    """What a worker does; None if another process is training the run, and it is not to be waited for."""
+    """What a worker does; None if another process is training the run and ``wait`` is false."""
     try:
         return train(run, out, Reporter(), tensorboard=tensorboard, wait=wait, until=until)
     except BusyError:
@@ -70,13 +70,13 @@ class Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop everything; a run that is under way goes on from its checkpoint another time."""
+        """Stop everything; the next command resumes an unfinished run from its checkpoint."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.close()
 
 
 def open_workers(count: int | None, cluster: str | None) -> AbstractContextManager[Workers | None]:
-    """What ``--workers`` and ``--cluster`` ask for; without either, None: runs are made in this process."""
+    """The workers of ``--workers`` or ``--cluster``; without either, None: runs are trained in this process."""
     return nullcontext() if count is None and cluster is None else Workers(count, cluster)
 
 
@@ -131,7 +131,7 @@ def die_with_parent() -> None:
 
 
 def dask_cluster(address: str) -> tuple[int, Call, Callable[[], None]]:
-    """How many workers the cluster has, how to call a function on one, and how to let go of it."""
+    """How many workers the cluster has, how to call a function on one, and how to disconnect."""
     try:
         from distributed import Client, KilledWorker
         from distributed.comm.core import CommClosedError
@@ -158,7 +158,7 @@ def dask_cluster(address: str) -> tuple[int, Call, Callable[[], None]]:
         for _ in range(DEATHS):
             try:
                 return client.submit(function, *arguments, pure=False).result()
-            except KilledWorker:  # Dask has tried several already
+            except KilledWorker:  # Dask has already tried several workers
                 died()
             except (CancelledError, asyncio.CancelledError, CommClosedError) as error:  # all futures are, without a scheduler
                 raise UserError(

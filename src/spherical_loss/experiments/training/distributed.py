@@ -1,8 +1,8 @@
-"""One run on several processes under ``torchrun``: each takes its part of every batch, and the gradients are the whole batch's.
+"""One run on several processes under ``torchrun``: each takes its part of every batch, and gradients are averaged.
 
-Every process makes the same batches and goes through the same steps. The first one (rank 0) alone reads and writes the run's
-folder, validates, and prints; the others take over what it found. Without ``torchrun`` all of this comes to nothing: one
-process, the whole batch.
+Every process makes the same batches and the same steps. The first one (rank 0) alone reads and writes the run's
+folder, validates, and prints; the others receive its results. Without ``torchrun`` there is one process, which has the
+whole batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE = timedelta(minutes=5)  # the longest that anyone waits for another, su
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Be part of the processes that ``torchrun`` has started, if it has."""
+    """Join the processes that ``torchrun`` has started, if there are any."""
     if not dist.is_torchelastic_launched():
         yield
         return
@@ -60,7 +60,7 @@ def ranks() -> int:
 
 
 def on_first(call: Callable[[], T]) -> T:
-    """What ``call`` gives, or raises, on the first process; the others do not call it. A collective: all must come here."""
+    """What ``call`` returns, or raises, on the first process; the others do not call it. A collective: all must take part."""
     if ranks() == 1:
         return call()
     found: list[Any] = [None, None]
@@ -76,13 +76,13 @@ def on_first(call: Callable[[], T]) -> T:
 
 
 class Part(NamedTuple):
-    """The rows of a batch that are this process's."""
+    """The rows of a batch that belong to this process."""
 
     rows: slice
     n: int
-    """How many count."""
+    """How many of them count."""
     share: float
-    """What their mean counts for, so that the mean over the processes is the mean of the batch."""
+    """The weight of their mean, such that the mean over the processes is the mean of the batch."""
 
 
 def part_of(N: int) -> Part:
@@ -122,7 +122,7 @@ def objective_of(network: Any, loss: Loss, note: Callable[[str], None]) -> Objec
         return lambda x, target: network.objective(x, target, loss)
     if any(isinstance(module, FactoredHead) for module in network.modules()):
         raise UserError(
-            "the factored head has no weights that DistributedDataParallel could keep alike: under torchrun use --head gram or "
+            "the factored head has no weights DistributedDataParallel could synchronize: under torchrun use --head gram or "
             "dense, or shard the head as examples/sharded_training.py does"
         )
     device = next(network.parameters()).device
@@ -130,13 +130,13 @@ def objective_of(network: Any, loss: Loss, note: Callable[[str], None]) -> Objec
         if device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         else:
-            note(f"batch normalization sees each process's part of the batch, 1/{ranks()}: not the numbers of one process")
+            note(f"batch normalization sees each process's part of the batch, 1/{ranks()}: results differ from one process's")
     module = MeanLoss(network, loss)
     return DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name; for "cuda", each process takes a GPU of its own."""
+    """The device of that name; for "cuda", each process takes its own GPU."""
     device = torch.device(name)
     if device.type == "cuda" and device.index is None and ranks() > 1:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))

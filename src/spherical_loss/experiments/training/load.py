@@ -1,4 +1,4 @@
-"""Whether a run had the machine to itself: only then do its times say something about the loss."""
+"""Whether a run had the machine to itself: only then do its times tell something about the loss."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import psutil
 
 OTHERS = 0.1  # cores that other processes may keep busy, on average
-OWN = 0.9  # cores that a run keeps busy, on average, at least: less, and it was stopped, or waited
+OWN = 0.9  # cores that a run keeps busy on average; if fewer, it was stopped, or had to wait
 
 
 class Load:
-    """The CPU time since this was made: what the process had of it, and what all others had."""
+    """The CPU time since this object was made: that of this process, and that of all others."""
 
     def __init__(self) -> None:
         self.own, self.busy = time.process_time(), busy_seconds()
@@ -31,7 +31,7 @@ def busy_seconds() -> float:
 
 
 def alone(history: Sequence[dict[str, Any]]) -> bool:
-    """Whether a run with this history had the machine to itself; not, where the history does not say.
+    """Whether a run with this history had the machine to itself; False if the history does not say.
 
     >>> alone([{"seconds": 10.0, "own_cpu_seconds": 9.9, "other_cpu_seconds": 0.2}])
     True

@@ -1,4 +1,4 @@
-"""What is measured on a set: loss, negative log-likelihood, error rates, calibration. Rankings are the loss's own."""
+"""Metrics on a data set: loss, negative log-likelihood, error rates, calibration. Classes are ranked as the loss ranks them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def evaluate_classifier(network: Network, loss: Loss, data: Any) -> dict[str, fl
     """Metrics of ``network`` on ``data`` (anything with ``len``, ``batch`` and ``D``, such as ``Images``).
 
     - ``loss``: the training loss; for the squared error its mean over the classes, as the paper reports it.
-    - ``nll``: the mean negative log-likelihood under the loss's own distribution; None without one.
+    - ``nll``: the mean negative log-likelihood under the loss's own distribution; None if it has none.
     - ``error``, ``top5``: how often the target is not the most probable class, or not among the five most probable.
-    - ``calibration``: see :func:`calibration_error`; None without a distribution.
+    - ``calibration``: see :func:`calibration_error`; None if it has no distribution.
     """
     was_training = network.training
     network.eval()

@@ -1,4 +1,4 @@
-"""How the tasks are trained, as code: their data, network, optimizer and metrics. As data: :mod:`tasks`."""
+"""How the tasks are trained: their data, network, optimizer and metrics. Their default settings: :mod:`tasks`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N = TypeVar("N", bound=Network)
 
 
 class Examples(Protocol):
-    """A training, validation or test set, as :class:`~spherical_loss.experiments.data.images.Images` is one."""
+    """A training, validation or test set, such as :class:`~spherical_loss.experiments.data.images.Images`."""
 
     def __len__(self) -> int: ...
 
@@ -39,13 +39,13 @@ class Examples(Protocol):
 
     @property
     def frequencies(self) -> Tensor:
-        """How often each class occurs, ``(D,)``: what the output bias starts from."""
+        """How often each class occurs, ``(D,)``; the output bias starts from it."""
 
     def order(self, epoch: int, generator: Generator) -> Tensor:
-        """The rows of a training epoch, which need not be all: a run is saved and validated between epochs."""
+        """The rows of a training epoch, which may be a part of all rows: a run is saved and validated between epochs."""
 
     def batch(self, rows: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these rows; with a ``generator``, as they are to be trained on."""
+        """Inputs and targets of these rows; with a ``generator``, augmented for training."""
 
     def to(self, device: torch.device) -> Examples: ...
 
@@ -67,13 +67,13 @@ class MakeOptimizer(Protocol):
 
 
 class Evaluate(Protocol):
-    """Metrics, which hold at least ``settings.monitor`` and "loss"; None for one that the loss does not have."""
+    """Metrics, which include at least ``settings.monitor`` and "loss"; None for one that the loss does not have."""
 
     def __call__(self, network: Any, loss: Loss, data: Any) -> dict[str, float | None]: ...
 
 
 class Prepare(Protocol):
-    """Makes the data ready, before any run, and gives the settings with what depends on the data."""
+    """Prepares the data before any run, and returns the settings with the values that depend on the data."""
 
     def __call__(self, settings: Any, quiet: bool) -> Any: ...
 
@@ -84,7 +84,7 @@ def nothing_to_prepare(settings: Settings, quiet: bool) -> Settings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the training loop needs of a task. Each callable takes the task's own kind of settings, set and network."""
+    """What the training loop needs from a task. Each callable takes the task's own kind of settings, set and network."""
 
     load: Load
     network: MakeNetwork
@@ -100,13 +100,13 @@ def load_digits(settings: ImageSettings, seed: int) -> Splits:
 
 
 def load_mnist(settings: ImageSettings, seed: int) -> Splits:
-    """50,000, 10,000 and 10,000 images: a sixth of the official training set validates."""
+    """50,000, 10,000 and 10,000 images: a sixth of the official training set is for validation."""
     images = image_files.read_mnist(data_folder())
     return split_images(images, 10, settings.split, len(images.train.labels) // 6, seed)
 
 
 def load_cifar10(settings: ImageSettings, seed: int) -> Splits:
-    """45,000, 5,000 and 10,000 images: a tenth of the official training set validates."""
+    """45,000, 5,000 and 10,000 images: a tenth of the official training set is for validation."""
     images = image_files.read_cifar10(data_folder())
     return split_images(images, 10, settings.split, len(images.train.labels) // 10, seed, flip=True)
 
@@ -140,7 +140,7 @@ def checked(network: N, settings: Settings) -> N:
     if settings.batch_size < network.smallest_batch:
         raise UsageError(
             f"--batch-size is {settings.batch_size}, but this network has batch normalization, which needs "
-            f"{network.smallest_batch} examples at least"
+            f"at least {network.smallest_batch} examples"
         )
     return network
 

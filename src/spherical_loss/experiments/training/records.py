@@ -1,4 +1,4 @@
-"""What the files of a run hold: anything else is refused where it is read, before it can become a figure or the name of a file.
+"""What the files of a run contain. Anything else is refused when it is read, before it can become a figure or a file name.
 
 Every check raises a ``ValueError`` that says what is wrong and where.
 """
@@ -14,7 +14,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < 1e300  # nan is not below anything
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < 1e300  # nan compares as False
 
 
 def is_number_or_none(x: Any) -> bool:
@@ -26,7 +26,7 @@ def is_count(x: Any) -> bool:
 
 
 def is_name(x: Any) -> bool:
-    """Of a file, in the folder it is meant for."""
+    """Whether ``x`` is a plain file name, which cannot leave its folder."""
     return isinstance(x, str) and NAME.fullmatch(x) is not None
 
 
@@ -82,7 +82,7 @@ def of_language(settings: dict[str, Any]) -> bool:
 
 
 def check_metrics(metrics: Any, where: str, language: bool) -> None:
-    """What was measured on a set: at least what the tables of such a task show."""
+    """Metrics of a data set: at least those that the tables of such a task show."""
     shown = ("nll", "perplexity", "top10") if language else ("nll",)
     check(metrics, where, loss=is_number, error=is_number, **dict.fromkeys(shown, is_number_or_none))
     check_all(metrics, where, is_number_or_none)
@@ -113,7 +113,7 @@ def check_history(history: Any, language: bool) -> None:
         if record["epoch"] != number:
             raise ValueError(f"{where} says that it is epoch {record['epoch']}")
         if record.keys() != history[0].keys() or record["valid"].keys() != history[0]["valid"].keys():
-            raise ValueError(f"{where} has other keys than the first")
+            raise ValueError(f"{where} does not have the keys of the first")
 
 
 def check_study(study: Any) -> None:

@@ -4,14 +4,14 @@
         config.json         the run: task, loss, seed, settings
         environment.json    versions and machine
         metrics.jsonl       a line per epoch
-        checkpoint.pt       everything needed to go on, while the run is not finished
+        checkpoint.pt       everything needed to resume, while the run is not finished
         best.safetensors    the weights of the best epoch, once finished
         result.json         the last file written: the run is finished, or has diverged
         lock                held by the process that trains the run
 
-Every file but metrics.jsonl is written to a temporary name, synced, and renamed: at any moment it is the old one or the new
-one. metrics.jsonl grows by a line per epoch and is cut back to the checkpoint's epoch when a run goes on. The checkpoint has a
-checksum: a damaged one is put aside, and the run starts again.
+Every file but metrics.jsonl is written to a temporary name, synced, and renamed: at any moment it is the old file or
+the new one. metrics.jsonl grows by a line per epoch and is cut back to the checkpoint's epoch when a run resumes. The
+checkpoint has a checksum: a damaged one is put aside, and the run starts again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_history(path: Path, language: bool) -> list[dict[str, Any]]:
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """An error of a value in ``path`` becomes a message with the remedy."""
+    """Turn a ``ValueError`` about ``path`` into a message with the remedy."""
     try:
         yield
     except (ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, and what of the machine decides the last bits."""
+    """Versions, and the properties of the machine that decide the last bits."""
     versions = {}
     for package in ("spherical-loss", "torch", "numpy", "scikit-learn"):
         try:
@@ -102,19 +102,19 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise UserError(f"{self.path} is in the way: it is not a folder; move it, or choose another with --out") from error
+            raise UserError(f"{self.path} is not a folder; move it, or choose another folder with --out") from error
 
     def create(self) -> None:
-        """The folder and what describes the run."""
+        """Make the folder, and write the files that describe the run."""
         self._make()
-        for leftover in self.path.glob(f"*{PARTIAL}"):  # of a killed process
+        for leftover in self.path.glob(f"*{PARTIAL}"):  # left by a killed process
             leftover.unlink()
         for name, content in (("config.json", self.run.as_dict()), ("environment.json", environment())):
             if not (self.path / name).exists():
                 write_json(self.path / name, content)
 
     def result(self) -> dict[str, Any] | None:
-        """What the run came to, or None if it is not finished."""
+        """The result of the run, or None if it is not finished."""
         path = self.path / "result.json"
         return read_result(path, self.language) if path.exists() else None
 
@@ -139,7 +139,7 @@ class RunFolder:
             raise named(error, path) from error
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The state to go on from, with metrics.jsonl cut back to it; None to start from the beginning."""
+        """The state to resume from, with metrics.jsonl cut back to it; None to start from the beginning."""
         path = self.path / "checkpoint.pt"
         state: dict[str, Any] | None = None
         history: list[dict[str, Any]] = []
@@ -154,13 +154,13 @@ class RunFolder:
         return state
 
     def put_checkpoint_aside(self, why: str) -> None:
-        """It is of no use: the run starts again from the beginning."""
+        """Rename an unusable checkpoint: the run starts again from the beginning."""
         path = self.path / "checkpoint.pt"
         path.replace(aside := path.with_name("damaged-checkpoint.pt"))
         warn(f"{why}; it is now {aside.name}, and the run starts again")
 
     def finish(self, result: dict[str, Any], weights: dict[str, Tensor] | None) -> None:
-        """Write the best weights and the result, and drop the checkpoint, which is of no more use."""
+        """Write the best weights and the result, and delete the checkpoint, which is no longer needed."""
         if weights is not None:
             tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
             write_atomically(self.path / "best.safetensors", safetensors.torch.save(tensors))

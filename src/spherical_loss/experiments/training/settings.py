@@ -1,4 +1,4 @@
-"""The settings of a run. These dataclasses are the command line, and what a run's folder records."""
+"""The settings of a run. These dataclasses define the command line, and a run's folder records them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HeadName = Literal["dense", "gram", "factored", "adaptive-spherical", "sampled",
 
 @dataclass(frozen=True)
 class Settings:
-    """How any task is trained. ``None`` stands for the tuned value (``spherical-loss tune``), or else the default."""
+    """How any task is trained. ``None`` means the tuned value (``spherical-loss tune``), or else the default."""
 
     lr: float | None = None
     """Initial learning rate; by default the tuned one of this task and loss."""
@@ -50,11 +50,11 @@ class Settings:
     monitor: Literal["error", "loss", "nll"] = "error"
     """What "better" means: validation error rate, training loss, or negative log-likelihood."""
     activation: Literal["relu", "softmax", "exp"] = "relu"
-    """Hidden activations: rectifiers; a softmax in the last hidden layer; truncated exponentials with batch normalization."""
+    """Hidden activations: ReLU; a softmax in the last hidden layer; truncated exponentials with batch normalization."""
     device: str = "cpu"
     """Where to train, as torch names it: cpu, cuda, cuda:1, ..."""
     threads: int | None = None
-    """CPU threads; they decide the last bits of the numbers, so they belong to the run. By default torch's choice."""
+    """CPU threads; they affect the last bits of the results, so they are part of the run. By default torch's choice."""
 
 
 @dataclass(frozen=True)
@@ -78,29 +78,29 @@ class LanguageSettings(Settings):
     width: int | None = None
     """Units per hidden layer."""
     context: int = 6
-    """Words that the next one is predicted from."""
+    """Number of words from which the next one is predicted."""
     embedding: int = 250
     """Size of a word's embedding."""
     output_rate: float | None = None
     """Learning rate of the output layer, as a multiple of --lr."""
     tail_rate: float | None = None
-    """Learning rate of the tail of the adaptive-spherical head, as a multiple of --lr; by default suggested_lr says it."""
+    """Learning rate of the tail of the adaptive-spherical head, as a multiple of --lr; by default from suggested_lr."""
     vocabulary: int | Literal["full"] = 10_000
-    """Words that are told apart, with <unk> and <eos>; full: all that occur --min-count times."""
+    """Size of the vocabulary, with <unk> and <eos>; full: all words that occur --min-count times."""
     min_count: int = 2
-    """How often a word of the full vocabulary occurs, at least."""
+    """Fewest occurrences of a word of the full vocabulary."""
     tokens: Literal["spaces", "words", "unicode"] = "spaces"
-    """What a word is: whatever stands between spaces, or, in raw text, letters with inner apostrophes, digits with inner
+    """What a word is: the text between spaces, or, in raw text, letters with inner apostrophes, digits with inner
     points and commas, and every other character alone. For words, letters are those from a to z; for unicode, those of all
     scripts."""
     file: str | None = None
     """The text, in UTF-8 (for the task text)."""
     words: int | None = None
-    """Train on the first so many words only."""
+    """Train on this many words only, from the beginning of the text."""
     online: bool = False
-    """A single pass over the text, of which each epoch is a piece; else every epoch is a pass."""
+    """Make a single pass over the text, of which each epoch is a piece; otherwise every epoch is a pass."""
     corpus: Annotated[str | None, tyro.conf.Suppress] = None
-    """Checksum of the files, filled in by the task: runs on another text are other runs."""
+    """Checksum of the files, filled in by the task, so that runs on different texts are different runs."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Run:
     seed: int
     settings: Settings
     ranks: int = 1
-    """Processes that share each batch, under torchrun; like threads, they decide the last bits."""
+    """Processes that share each batch, under torchrun; like threads, they affect the last bits."""
 
     def as_dict(self) -> dict[str, Any]:
         """What decides the run's numbers. Settings that are None are left out, so that new ones do not rename old runs."""
@@ -132,7 +132,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What sets it apart in a comparison: the loss, and the head if it is not the dense one.
+        """Its label in a comparison: the loss, and the head if it is not the dense one.
 
         >>> Run("ptb", "taylor", 3, LanguageSettings(head="gram")).label
         'taylor/gram'
@@ -168,7 +168,7 @@ def with_threads(settings: Settings, workers: int | None, cluster: str | None) -
 def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
     """``settings`` with what they leave open (None) filled in from ``values``, which must have a learning rate.
 
-    Options of a loss other than this one become None, so that they do not tell apart runs that are the same.
+    Options of a loss other than this one become None, so that they do not distinguish runs that are the same.
 
     >>> s = resolved(Settings(eps=0.5, momentum=0.5), "taylor", {"lr": 0.3, "momentum": 0.9})
     >>> s.lr, s.momentum, s.eps
@@ -215,10 +215,10 @@ def check_language(settings: LanguageSettings) -> None:
 def check_device(name: str) -> None:
     if name == "cpu":
         return
-    import torch  # not before there is a device to ask for: an error in the command line need not wait for it
+    import torch  # only now, so that an error in the command line does not wait for the import
 
     try:
-        torch.zeros(1, device=name).item()  # which the device meta cannot
+        torch.zeros(1, device=name).item()  # fails on the device meta
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"--device is {name!r}, which torch cannot use here ({reason}); cpu works everywhere") from error

@@ -1,4 +1,4 @@
-"""The tasks as data: what they are, their default settings and learning rates. How they are trained: :mod:`recipes`.
+"""The tasks: their descriptions, default settings and learning rates. How they are trained: :mod:`recipes`.
 
 A new task is an entry in ``TASKS`` and one in ``RECIPES``. The command line reads this file before torch is imported.
 """
@@ -16,7 +16,7 @@ from spherical_loss.experiments.tuning.tuned import SHIPPED, tuned_values
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its settings unless others are given, and where its learning rates come from."""
+    """A task: its default settings, and where its learning rates come from."""
 
     summary: str
     settings: Settings
@@ -26,14 +26,14 @@ class Task:
     lr: float = 0.01
     """Initial learning rate of a loss that has not been tuned."""
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For some losses, values of other settings that a run leaves open, where they have not been tuned."""
+    """For some losses, default values of other settings that have not been tuned."""
     shallow: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The same for a network without hidden layers."""
     lr_range: tuple[float, float] = (1e-3, 1.0)
     """Where ``tune`` looks for the learning rate."""
     search: dict[str, tuple[int, int] | tuple[float, float]] = field(default_factory=dict)
-    """Other settings that ``tune`` searches, such as layers and widths, and their ranges, on a log scale; integers are for
-    whole numbers."""
+    """Other settings that ``tune`` searches, such as layers and widths, and their ranges, on a log scale; integer
+    ranges give integers."""
 
 
 def open_values(task: str, loss: str, settings: Settings, tuned: Path | None = None) -> dict[str, Any]:
@@ -82,10 +82,10 @@ RATES: dict[str, dict[str, Any]] = {
     "bound-fixed": {"lr": 0.1, "output_rate": 1.0, "xi": 10.0},
 }
 # At the rates above, a model without hidden layers ends worse than it starts. At these, the first 20,000 words of One Billion
-# Word bring the perplexity from 594 to 474, 580 and 559; three times as much, to 873 (spherical) and 690 (Taylor).
+# Word bring the perplexity from 594 to 474, 580 and 559; three times these rates, to 873 (spherical) and 690 (Taylor).
 SHALLOW: dict[str, dict[str, Any]] = {"softmax": {"lr": 0.1}, "spherical": {"lr": 0.03}, "taylor": {"lr": 0.1}}
 # At its rate above, the spherical softmax with three layers collapses late in the first epoch of Penn Treebank (a validation
-# perplexity of 14,800); at 0.3 it has 347 after it.
+# perplexity of 14,800); at 0.3 it has 347.
 TABLE_5: dict[str, dict[str, Any]] = {
     "spherical": {"layers": 3, "width": 1264, "lr": 0.3},
     "taylor": {"layers": 3, "width": 1427},
@@ -97,7 +97,7 @@ LANGUAGE_LOSSES = ("softmax", "abs", "spherical", "taylor", "z")
 TASKS: dict[str, Task] = {
     "digits": Task(
         "scikit-learn's 1,797 digits of 8 x 8 and a small network: seconds, no download",
-        # One thread: this network is too small to share, and two threads would wait for each other.
+        # One thread: this network is so small that two threads would wait for each other.
         ImageSettings(width=64, batch_size=100, epochs=40, patience=10, monitor="loss", threads=1),
         losses=("mse", "softmax", "abs", "spherical", "taylor", "z", "bound"),
         runs=3,
@@ -107,7 +107,7 @@ TASKS: dict[str, Task] = {
         ImageSettings(width=30),
         losses=("mse", "softmax", "abs", "spherical", "taylor"),
         runs=3,
-        # The last hidden layer starts with a squared norm of some 10^4: the squared error needs very small steps.
+        # The last hidden layer starts with a squared norm of about 10^4: the squared error needs very small steps.
         lr=0.003,
         values={"mse": {"lr": 1e-4}},
         lr_range=(1e-5, 0.3),
@@ -137,7 +137,7 @@ TASKS: dict[str, Task] = {
         PTB_VALUES,
     ),
     "one-billion-word": language_task(
-        "One Billion Word, a vocabulary of 10,000, one pass over the shards that are there (table 6)",
+        "One Billion Word, a vocabulary of 10,000, one pass over the available shards (table 6)",
         language_settings(epochs=10, patience=10, online=True),
         ("softmax", "spherical", "taylor"),
         ONLINE_VALUES,

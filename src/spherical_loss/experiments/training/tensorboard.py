@@ -13,7 +13,7 @@ from spherical_loss.experiments.files.failures import silent_threads
 
 
 class EventWriter:
-    """Writes an epoch's record as scalars, with a ``SummaryWriter`` that goes to ``folder`` and has a thread of its own."""
+    """Writes an epoch's record as scalars, with a ``SummaryWriter`` that writes to ``folder`` in its own thread."""
 
     def __init__(self, make: Callable[[], Any], folder: Path) -> None:
         self.folder, self.silence = folder, ExitStack()
@@ -39,7 +39,9 @@ class EventWriter:
         try:
             yield
         except OSError as error:
-            raise named(error, self.folder) from error  # and silence it is: the thread may still be about to say the same
+            raise named(
+                error, self.folder
+            ) from error  # the thread stays silenced: it may still be about to print the same error
 
 
 def event_writer(folder: Path, epoch: int) -> EventWriter:
@@ -53,7 +55,7 @@ def event_writer(folder: Path, epoch: int) -> EventWriter:
 
 
 def write_events(folder: Path, history: list[dict[str, Any]]) -> None:
-    """The events of a run that was finished before, if it has none."""
+    """Write the events of a run that was finished before, if it has none."""
     if not (folder / "tensorboard").exists():
         writer = event_writer(folder, 0)
         for record in history:

@@ -25,7 +25,7 @@ from spherical_loss.experiments.training.settings import Run, Settings
 from spherical_loss.experiments.training.tensorboard import event_writer, write_events
 
 DEFAULT_THREADS = torch.get_num_threads()
-CHECK_EVERY = 50  # steps between looks at the loss
+CHECK_EVERY = 50  # steps between checks of the loss
 
 
 class DivergedError(Exception):
@@ -43,7 +43,7 @@ class Progress:
     """Epochs since the best one."""
     history: list[dict[str, Any]] = field(default_factory=list)
     start: dict[str, float | None] | None = None
-    """The validation before the first step, where the task asks for it."""
+    """The validation before the first step, if the task asks for it."""
     best_weights: dict[str, Tensor] = field(default_factory=dict)
 
     def finished(self, settings: Settings) -> bool:
@@ -64,7 +64,7 @@ def train(
     With ``until`` the run pauses after that many epochs, unless it is finished before: it keeps a checkpoint, and returns
     ``{"status": "paused", "epochs": ..., "valid": ...}`` with the best validation so far.
 
-    A run that another process is training is waited for, or, without ``wait``, a
+    If another process is training the run, wait for it, or, without ``wait``, raise a
     :class:`~spherical_loss.experiments.files.locks.BusyError`.
     """
     folder = RunFolder(root, run)
@@ -85,14 +85,14 @@ def train_in(
 ) -> dict[str, Any]:
     """Train the run of ``folder``, from its checkpoint if it has one.
 
-    The order of the examples depends on the seed and the epoch alone, so a run that goes on from a checkpoint makes the same
-    steps as one that was never stopped, and checkpoints are needed no more often than ``checkpoint_seconds``.
+    The order of the examples depends on the seed and the epoch alone, so a run that resumes from a checkpoint makes the same
+    steps as one that was never stopped. Checkpoints are written at most every ``checkpoint_seconds``.
     """
     on_first(folder.create)
     run = folder.run
     recipe, settings = RECIPES[run.task], run.settings
     device = device_of(settings.device)
-    if device.type == "cuda":  # same seed, same numbers; on the CPU this is so already
+    if device.type == "cuda":  # the same seed gives the same numbers; on the CPU it does so already
         torch.backends.cudnn.deterministic = True
     torch.set_num_threads(settings.threads or DEFAULT_THREADS)
     torch.manual_seed(run.seed)
@@ -106,7 +106,7 @@ def train_in(
     if (state := on_first(folder.load_checkpoint)) is not None:
         try:
             progress = restore(state, network, optimizer)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # of another version, or made up
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # from another version, or forged
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             on_first(partial(folder.put_checkpoint_aside, f"{folder.path / 'checkpoint.pt'} does not fit this run ({reason})"))
             return train_in(folder, reporter, checkpoint_seconds, tensorboard, until)
@@ -148,7 +148,7 @@ def train_in(
         sizes = {"train": len(train_set), "valid": len(valid_set), "test": len(test_set), "D": train_set.D}
         result = on_first(lambda: finished_result(progress, sizes, recipe.evaluate(network, loss, test_set)))
         on_first(lambda: folder.finish(result, progress.best_weights))
-    except (DivergedError, FloatingPointError) as why:  # the factored head's step finds out by itself
+    except (DivergedError, FloatingPointError) as why:  # the factored head's step raises it by itself
         result = {"status": "diverged", "epoch": progress.epoch + 1, "reason": str(why)}
         on_first(lambda: folder.finish(result, None))
     finally:
@@ -225,7 +225,7 @@ def after_epoch(
 
 
 def cosine(part: float) -> float:
-    """What is left of the learning rate after this part of the epochs: 1 at the start, 0 at the end.
+    """The factor of the learning rate after this part of the epochs: 1 at the start, 0 at the end.
 
     >>> [round(cosine(part), 3) for part in (0.0, 0.25, 0.5, 1.0)]
     [1.0, 0.854, 0.5, 0.0]
@@ -264,11 +264,11 @@ def checkpoint(progress: Progress, network: nn.Module, optimizer: torch.optim.Op
 
 
 def restore(state: dict[str, Any], network: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Where the run stood; an error of one kind or another if the state does not fit."""
+    """Restore the state of the run; raises one error or another if it does not fit."""
     if wrong := {*state} ^ {*vars(Progress()), "network", "optimizer", "random_state"}:
-        raise ValueError(f"it has too much or too little: {', '.join(sorted(wrong))}")
+        raise ValueError(f"it has wrong or missing keys: {', '.join(sorted(wrong))}")
     if state["best_weights"]:
-        network.load_state_dict(state["best_weights"])  # in the end that is too late to fail
+        network.load_state_dict(state["best_weights"])  # only to check them now: at the end it would be too late to fail
     network.load_state_dict(state.pop("network"))
     optimizer.load_state_dict(state.pop("optimizer"))
     for parameter, values in optimizer.state.items():

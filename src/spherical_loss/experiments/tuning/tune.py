@@ -2,11 +2,11 @@
 
 Successive halving decides how long a trial lasts: it pauses after 1, 3, 9, ... epochs, and continues if its validation is among
 the best third of all trials at that point. So most of the budget goes to rates that are good after many epochs; trials of one
-epoch like the largest rate that does not yet diverge. Reference: L. Li et al., A System for Massively Parallel Hyperparameter
+epoch favour the largest rate that does not diverge yet. Reference: L. Li et al., A System for Massively Parallel Hyperparameter
 Tuning, 2020 (ASHA).
 
-The study lives in a database (SQLite by default), so the same command continues it: finished trials are kept, and a trial
-whose process was killed is queued again and goes on from its run's checkpoint. Several processes, on several machines, may
+The study is in a database (SQLite by default), so the same command continues it: finished trials are kept, and a trial
+whose process was killed is queued again and resumes from its run's checkpoint. Several processes, on several machines, may
 work on one study in PostgreSQL at the same time.
 """
 
@@ -86,12 +86,12 @@ def all_losses(task: str, settings: Settings) -> list[str]:
 def search(loss: str, options: Tune, console: Console, workers: Workers | None) -> dict[str, Any]:
     """Search until the study has ``options.trials`` finished trials; the best values, and how they were found.
 
-    A trial is ``options.runs`` runs with the seeds from ``options.seed`` on, judged by the mean of their best validations
+    A trial is ``options.runs`` runs with consecutive seeds from ``options.seed``, judged by the mean of their best validations
     (:func:`judged_by`) after each of the :func:`rungs`; a trial of which any run diverges counts as infinitely bad, since a
-    single lucky seed likes the largest rate that does not quite diverge. The test set has no say.
+    single lucky seed favours the largest rate that does not quite diverge. The test set is not used.
 
     The ``workers`` make the runs of a trial at the same time, and, if there are more of them, several trials. A search with
-    several trials under way, here or in other processes, depends on the order in which they finish; the runs never do.
+    several trials at a time, here or in other processes, depends on the order in which they finish; the runs never do.
     """
     name, settings, runs = options.task, options.settings, options.runs
     task = TASKS[name]
@@ -112,7 +112,7 @@ def search(loss: str, options: Tune, console: Console, workers: Workers | None) 
                 if any(result["status"] == "diverged" for result in results.values()):
                     return math.inf
             values = [judged(result, criterion) for result in results.values()]
-            value = math.fsum(values) / runs  # in any order the same, unlike sum
+            value = math.fsum(values) / runs  # the same in any order, unlike sum
             if all(result["status"] == "finished" for result in results.values()):
                 break
             trial.report(value, until)
@@ -155,27 +155,27 @@ def rungs(epochs: int, reduction: int) -> list[int]:
 
 
 def judged(result: dict[str, Any], criterion: str) -> float:
-    """The best validation of a run; the loss where it has none of what is asked for."""
+    """The best validation of a run by ``criterion``; by the loss if it does not have that metric."""
     value = result["valid"][criterion]
     return result["valid"]["loss"] if value is None else value
 
 
 def given(settings: Settings, default: Settings) -> dict[str, Any]:
-    """What of the settings is not the task's own, but for what never decides a rate."""
+    """The settings that differ from the task's defaults, without those that never affect a rate."""
     both = dataclasses.asdict(settings), dataclasses.asdict(default)
     incidental = {"epochs", "patience", "device", "threads", "corpus", "lr"}
     return {key: value for key, value in both[0].items() if value != both[1][key] and key not in incidental}
 
 
 def judged_by(loss: str, monitor: str) -> str:
-    """What tells trials apart: what the runs monitor; for the Z-loss the error rate, since its value depends on the a and b
-    that are searched."""
+    """The metric that compares trials: the one that the runs monitor; for the Z-loss the error rate, since the value of
+    the loss depends on the a and b that are searched."""
     return "error" if loss == "z" else monitor
 
 
 @contextmanager
 def database_errors(storage: str | None) -> Iterator[None]:
-    """What goes wrong with the database becomes a message; the runs themselves are kept in any case."""
+    """Turn errors of the database into a message; the runs themselves are kept in any case."""
     try:
         with silent_threads(SQLAlchemyError, optuna.exceptions.StorageInternalError):  # those of the heartbeats
             yield
@@ -218,7 +218,7 @@ def without_password(text: str, storage: str) -> str:
 
 
 def let_go_of_dead_trials(study: optuna.Study) -> None:
-    """Trials whose process has died do not count as under way for ever: they fail when they have missed two heartbeats."""
+    """Let trials whose process has died fail once they have missed two heartbeats; otherwise they would stay active."""
     deadline = time.monotonic() + 2 * HEARTBEAT + 2
     while study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) and time.monotonic() < deadline:
         with warnings.catch_warnings():
@@ -228,8 +228,8 @@ def let_go_of_dead_trials(study: optuna.Study) -> None:
 
 
 def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) -> Settings:
-    """``settings`` with the trial's values: learning rate, the loss's options, and of what the task says is to be searched,
-    such as layers and widths, that which ``settings`` leave open."""
+    """``settings`` with the trial's values: learning rate, the loss's options, and :func:`searched` settings, such as
+    layers and widths."""
     low, high = task.lr_range
     values: dict[str, Any] = {"lr": trial.suggest_float("lr", low, high, log=True)}
     for key, (a, b) in LOSSES[loss].search.items():
@@ -243,12 +243,12 @@ def suggested(trial: optuna.Trial, task: Task, loss: str, settings: Settings) ->
 
 
 def searched(task: Task, settings: Settings) -> dict[str, tuple[int, int] | tuple[float, float]]:
-    """What of ``task.search`` the settings leave open."""
+    """The ranges in ``task.search`` of those settings that are None."""
     return {key: limits for key, limits in task.search.items() if getattr(settings, key) is None}
 
 
 def three_digits(value: float) -> float:
-    """Three digits, which is more than a search can tell apart.
+    """Three digits, which is more than a search can resolve.
 
     >>> three_digits(0.0123456), three_digits(512)
     (0.0123, 512)
@@ -257,14 +257,14 @@ def three_digits(value: float) -> float:
 
 
 def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    """The trials that were trained to the end, have diverged, or were pruned on the way."""
+    """The trials that were trained to the end, have diverged, or were pruned."""
     return study.get_trials(deepcopy=False, states=FINISHED)
 
 
 def open_study(loss: str, options: Tune) -> optuna.Study:
-    """The study of these settings, new or from the database; its name has a hash of the settings, as runs have."""
+    """The study of these settings, new or from the database; its name has a hash of the settings, like a run's."""
     name, seed, storage = options.task, options.seed, options.storage
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning has the traceback of what is raised anyway
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a warning would print the traceback of what is raised anyway
     if storage is None:
         (options.out / name).mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{options.out / name / 'tune.db'}"
@@ -289,7 +289,7 @@ def open_study(loss: str, options: Tune) -> optuna.Study:
         study.pruner = optuna.pruners.NopPruner()
     # A sampler with the same seed as before would suggest the same first values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=5)
-    if not study.trials:  # start from what is given or known, and rates around it
+    if not study.trials:  # start from the given or known values, and rates around them
         known = {**open_values(name, loss, options.settings), **settings}
         task = TASKS[name]
         low, high = task.lr_range

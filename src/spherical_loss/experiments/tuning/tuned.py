@@ -6,7 +6,7 @@
     {"digits": {"taylor": {"values": {"lr": 0.05},
                            "found": {"monitor": "loss", "best": 0.08, "trials": 20, "epochs": 40, "settings": {}}}}}
 
-``settings`` are those of the search that were not the task's own.
+``settings`` are those of the search that differ from the task's defaults.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def read_tuned(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); delete it, and make it again with 'spherical-loss tune'") from error
+        raise UserError(f"{path} is damaged ({error}); delete it, and create it again with 'spherical-loss tune'") from error
 
 
 def tuned_values(task: str, loss: str, settings: Settings, path: Path) -> dict[str, float]:
     """The tuned values of ``loss`` on ``task``; none if it was never tuned, or for a network of another kind.
 
-    Widths and numbers of layers are of one kind, and no hidden layer at all is of another, as are other activations.
+    Networks of all widths and numbers of layers are of one kind; those without a hidden layer, or with other activations, are
+    of another.
 
     >>> tuned_values("no such task", "taylor", Settings(), SHIPPED)
     {}
