@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def check_shapes(o: Tensor, target: Tensor, weight: Tensor | None) -> None:
-    """Shapes and dtypes alone: to look at values would wait for the device."""
+    """Check shapes and dtypes only: reading values would wait for the device."""
     if not o.is_floating_point():
         raise TypeError(f"logits are {o.dtype}, but must be floating point; convert them with .float()")
     if o.dim() == 0:
@@ -44,7 +44,7 @@ def num_classes(o: Tensor) -> int:
 
 
 def explained(compute: Callable[[], T], o: Tensor, target: Tensor, ignore_index: int) -> T:
-    """``compute()``; if it fails on a target out of range, say which one and where. Costs nothing when all is well."""
+    """``compute()``; if it fails on a target out of range, say which one and where. Costs nothing otherwise."""
     if torch.compiler.is_compiling():
         return compute()
     try:
@@ -54,7 +54,7 @@ def explained(compute: Callable[[], T], o: Tensor, target: Tensor, ignore_index:
             raise
         try:
             message = out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}")
-        except RuntimeError:  # under vmap, values cannot be looked at
+        except RuntimeError:  # under vmap, values cannot be read
             raise error from None
         raise IndexError(message) from error
 

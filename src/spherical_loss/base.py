@@ -39,11 +39,11 @@ class SphericalLossOptions(LossOptions, total=False):
 
 
 class Loss(nn.Module, ABC):
-    """A loss that stands where ``torch.nn.CrossEntropyLoss`` stands, with the same options and the same meaning.
+    """A drop-in replacement of ``torch.nn.CrossEntropyLoss``: the same options with the same meaning.
 
     Args:
         weight: a weight per class, ``(D,)``; ``reduction="mean"`` divides by the sum of the targets' weights.
-        ignore_index: examples with this target count for nothing.
+        ignore_index: examples with this target are ignored.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: in [0, 1], how much of the target is spread evenly over all classes.
 
@@ -226,7 +226,7 @@ class SphericalLoss(Loss):
         classes = torch.where(counted, target, 0)
         if target_weight is None:
             return self._reduce(self._counted_losses(s, q, o_c, D, counted), counted, classes).to(dtype)
-        # K targets per example: class probabilities of which only K are not zero, and reduced as those are.
+        # K targets per example are class probabilities of which only K are not zero, and are reduced in the same way.
         share = torch.where(counted, target_weight.to(precise), 0.0)
         if self.weight is not None:
             share = share * self.weight.to(precise)[classes]
@@ -254,7 +254,7 @@ class SphericalLoss(Loss):
         return reduced(torch.where(counted, smoothed, 0.0), importance, self.reduction).to(widened(o.dtype))
 
     def _counted_losses(self, s: Tensor, q: Tensor, o_c: Tensor, D: int, counted: Tensor) -> Tensor:
-        """The formula where ``counted``, else 0. What is ignored is replaced before, too: 0 times an infinite slope is nan."""
+        """The formula where ``counted``, else 0. Ignored statistics are replaced first: 0 times an infinite slope is nan."""
         s, q, o_c = (torch.where(counted, x, 1.0) for x in (s, q, o_c))  # the statistics of a one-hot output
         return torch.where(counted, self.formula(s, q, o_c, D), 0.0)
 
@@ -266,7 +266,7 @@ class SphericalLoss(Loss):
 
 
 def reduced(losses: Tensor, importance: Tensor | None, reduction: str) -> Tensor:
-    """torch's reductions: the mean divides by the total importance, so that nothing counted gives 0 / 0 = nan."""
+    """torch's reductions: the mean divides by the total importance, so that a batch of ignored examples gives 0 / 0 = nan."""
     if reduction == "none":
         return losses
     if reduction == "sum":

@@ -19,9 +19,10 @@ def tightest_xi(spread: Tensor, D: int) -> Tensor:
     r"""The ``xi`` that minimizes the bound, for each ``spread`` :math:`= q - s^2 / D`.
 
     Where the derivative vanishes, :math:`h(\xi) = \xi^2 - (k(\xi) (D-2) / D)^2 = \mathrm{spread} / D` with
-    :math:`k(\xi) = \xi \coth(\xi / 2) = 1 / (4 \lambda)`. Newton from a lower bound of the root: the root for spread 0,
-    which is ``log(D - 1)``, or the one for ``k = xi``. A last step is left in the graph, so that second derivatives see
-    how xi moves; the first do not depend on it, since the bound is flat there.
+    :math:`k(\xi) = \xi \coth(\xi / 2) = 1 / (4 \lambda)`. Newton's method starts from a lower bound of the
+    root: the root for spread 0, which is ``log(D - 1)``, or the one for ``k = xi``.
+    A last step is left in the graph, so that second derivatives see how xi moves; the first derivatives do not depend on it,
+    since the bound is flat there.
     """
     if D == 1:  # the bound decreases towards the exact loss, 0, as xi grows
         return torch.full_like(spread, 50.0)

@@ -1,9 +1,9 @@
-"""Files that are there as a whole or not at all, and that cannot change unnoticed.
+"""Files that are written completely or not at all, with a checksum that detects any change.
 
-    save(state, path)      # torch.save, with a checksum at the end; replaces the old file in one moment
-    state = load(path)     # DamagedFileError if a bit of it is not what was written; nothing in it is executed
+    save(state, path)      # torch.save, with a checksum at the end; replaces the old file atomically
+    state = load(path)     # DamagedFileError if a bit has changed; nothing in the file is executed
 
-``torch.load`` does not look at checksums: a flipped bit in a weight is a weight.
+``torch.load`` does not verify checksums: a flipped bit in a weight goes unnoticed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIGEST = hashlib.sha256().digest_size
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was written; the message names it."""
+    """A file has changed since it was written; the message names it."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` last, where the system lets one open folders."""
+    """Make a rename in ``folder`` durable, where the system allows opening folders."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -78,7 +78,7 @@ def save(state: Any, path: Path) -> str:
 
 
 def load(path: Path, sha256: str | None = None, mmap: bool = False) -> Any:
-    """What :func:`save` wrote, if it is still that, and, given ``sha256``, if it is that very file.
+    """What :func:`save` wrote, if it has not changed, and, with ``sha256``, if it is the file with that checksum.
 
     Only tensors and plain Python values are read (``weights_only``). With ``mmap`` the tensors stay in the file until they are
     used.
@@ -89,17 +89,17 @@ def load(path: Path, sha256: str | None = None, mmap: bool = False) -> Any:
     try:
         return torch.load(path, weights_only=True, mmap=mmap, map_location="cpu" if mmap else None)
     except Exception as error:  # torch raises many kinds
-        raise DamagedFileError(f"{path} is none of ours: torch cannot read it without executing it") from error
+        raise DamagedFileError(f"{path} was not written by this library: torch cannot read it without executing it") from error
 
 
 def save_json(content: dict[str, Any], path: Path) -> None:
-    """``content`` as JSON, with a key more: ``sha256``, the checksum of the others."""
+    """``content`` as JSON, with the additional key ``sha256``, the checksum of the others."""
     with replacing(path) as file:
         file.write(json.dumps({**content, "sha256": _checksum(content)}).encode())
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """What :func:`save_json` wrote, if it is still that."""
+    """What :func:`save_json` wrote, if it has not changed."""
     try:
         content = json.loads(path.read_bytes())
         written = content.pop("sha256")
@@ -115,7 +115,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Of all bytes of a file."""
+    """The SHA-256 of all bytes of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
@@ -124,7 +124,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _checksums(path: Path) -> tuple[str, str]:
-    """The SHA-256 of what stands before the last 32 bytes, and those."""
+    """The SHA-256 of all but the last 32 bytes, and those 32 bytes."""
     left = path.stat().st_size - DIGEST
     if left < 0:
         raise DamagedFileError(f"{path} is damaged: it has {left + DIGEST} bytes, less than a checksum")

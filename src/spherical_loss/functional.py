@@ -1,6 +1,6 @@
 """The losses and their distributions as functions, for those who prefer ``F.cross_entropy`` to ``nn.CrossEntropyLoss``.
 
-Every function calls the module of the same name in :mod:`spherical_loss.losses`, where the formula stands. ``options`` are
+Every function calls the module of the same name in :mod:`spherical_loss.losses`, which has the formula. ``options`` are
 those of :class:`spherical_loss.Loss` (``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``) and, for the members
 of the family, ``overwrite_logits``.
 

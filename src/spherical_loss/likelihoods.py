@@ -26,7 +26,7 @@ class QuadraticLikelihood(SphericalLoss):
         return torch.log(self.a1 * D + self.a2 * s + self.a3 * q) - torch.log(self.numerator(o_c))
 
     def numerator(self, o: Tensor) -> Tensor:
-        """``g(o)``, as the square and its least value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
+        """``g(o)`` as a square plus its smallest value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
         return self.a3 * (o - self.vertex).square() + self.least
 
     def log_numerator(self, o: Tensor) -> Tensor:
@@ -71,8 +71,8 @@ class QuadraticLikelihood(SphericalLoss):
     def prior_bias(self, frequencies: Tensor, Z: float | None = None) -> Tensor:
         """The bias ``b`` with ``g(b_k) = p_k Z``, on the right-hand side of the vertex.
 
-        ``Z``, the sum of ``g``, is free but must be at least ``least / min(p)``, where the rarest class would sit at the
-        vertex and get no gradient, ever. The default is twice that: the rarest class then starts where ``log g`` is
+        ``Z``, the sum of ``g``, is free but must be at least ``least / min(p)``, where the rarest class would be at the
+        vertex and never get a gradient. The default is twice that: the rarest class then starts where ``log g`` is
         steepest (``b = 0`` for the Taylor softmax, ``b = sqrt(eps)`` for the spherical softmax).
         """
         p = normalized(frequencies)

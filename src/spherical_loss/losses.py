@@ -53,7 +53,7 @@ class SphericalSoftmaxLoss(QuadraticLikelihood):
 
     .. math:: L = -\log \frac{o_c^2 + \epsilon}{\sum_k o_k^2 + \epsilon} = \log(q + D \epsilon) - \log(o_c^2 + \epsilon)
 
-    ``eps`` is a hyperparameter that matters and wants tuning (the paper's language model uses 0.0198). The loss is even in
+    ``eps`` is a hyperparameter that matters and needs tuning (the paper's language model uses 0.0198). The loss is even in
     ``o``, so zero weights with a zero bias never move: start from :meth:`prior_bias`, a non-zero bias, or non-zero weights.
 
     >>> import torch
@@ -119,7 +119,7 @@ class SquaredErrorLoss(SphericalLoss):
         super().__init__(**options)
         if not (math.isfinite(target_value) and target_value != 0):
             raise ValueError(
-                f"target_value is {target_value}, but must be finite and not zero: zero would make all classes alike"
+                f"target_value is {target_value}, but must be finite and not zero: zero is the same target for all classes"
             )
         self.target_value = float(target_value)
 
@@ -131,7 +131,7 @@ class SquaredErrorLoss(SphericalLoss):
         return o * self.target_value
 
     def prior_bias(self, frequencies: Tensor) -> Tensor:
-        """``b = p * target_value``: the outputs of a squared error estimate the expected target, which is this."""
+        """``b = p * target_value``: the outputs of a squared error estimate the expected target."""
         return (normalized(frequencies) * self.target_value).to(float_dtype(frequencies))
 
     def extra_repr(self) -> str:
@@ -183,7 +183,7 @@ class SoftmaxBoundLoss(SphericalLoss):
 
 
 class ZLoss(SphericalLoss):
-    r"""The Z-loss: a softplus of how far the target's output stands above the others, in standard deviations.
+    r"""The Z-loss: a softplus of how far the target's output is above the mean, in standard deviations.
 
     .. math:: L = \frac{1}{a} \log(1 + e^{a (b - z_c)}), \qquad z_c = \frac{o_c - \bar o}{\sigma},
         \quad \bar o = s / D, \quad \sigma^2 = q / D - \bar o^2
@@ -244,7 +244,7 @@ class SoftmaxLoss(SoftmaxLikelihood):
 
 
 class AbsSoftmaxLoss(SoftmaxLikelihood):
-    r"""Log-softmax of the absolute values of the outputs: even, as the spherical softmax is.
+    r"""Log-softmax of the absolute values of the outputs: even, like the spherical softmax.
 
     .. math:: L = -|o_c| + \log \sum_k e^{|o_k|}
 

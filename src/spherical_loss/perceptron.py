@@ -16,7 +16,7 @@ Rows = Any  # a numpy array or a scipy CSR array
 
 
 class Perceptron(nn.Module):
-    """Features, shifted and scaled; hidden layers of rectifiers; a head."""
+    """Standardized features, hidden ReLU layers, and a head."""
 
     shift: Tensor
     scale: Tensor
@@ -27,9 +27,9 @@ class Perceptron(nn.Module):
         super().__init__()
         self.register_buffer("shift", torch.zeros(1))
         self.register_buffer("scale", torch.ones(1))
-        layers = [_rectifier_layer(i, size) for i, size in zip((features, *sizes), sizes, strict=False)]
+        layers = [_relu_layer(i, size) for i, size in zip((features, *sizes), sizes, strict=False)]
         self.sparse_weight = self.sparse_bias = None
-        if sparse and sizes:  # a row for each feature, so that a step touches those of the features that occur
+        if sparse and sizes:  # a row for each feature, so that a step updates only the features that occur
             first = layers.pop(0)
             self.sparse_weight, self.sparse_bias = nn.Parameter(first.weight.detach().T.contiguous()), first.bias
         self.layers = nn.ModuleList(layers)
@@ -43,7 +43,7 @@ class Perceptron(nn.Module):
 
     def losses(self, X: Rows, target: Tensor, loss: Loss) -> Tensor:
         hidden = self.hidden(X)
-        if isinstance(self.head, DenseHead):  # logits are what every loss takes, with every option
+        if isinstance(self.head, DenseHead):  # every loss takes logits, with every option
             return loss(self.head.logits(hidden), target)
         return loss(self.head(hidden, target))
 
@@ -71,7 +71,7 @@ class Perceptron(nn.Module):
         return bag if self.sparse_bias is None else bag + self.sparse_bias
 
 
-def _rectifier_layer(inputs: int, size: int) -> nn.Linear:
+def _relu_layer(inputs: int, size: int) -> nn.Linear:
     layer = nn.Linear(inputs, size)
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     nn.init.zeros_(layer.bias)

@@ -1,11 +1,11 @@
-"""The processes that ``torchrun`` has started, as a process group: also after one of them died and all were started again.
+"""The processes that ``torchrun`` has started, as a process group, which can be made again after a restart.
 
     with process_group("gloo", timeout=timedelta(minutes=5)) as group:
         head = FactoredHead(d, D, group=group)
         ...
     end()
 
-The same code runs for the first time and after a restart: what it has to go on from is in its checkpoints.
+The same code runs the first time and after a restart, and resumes from its checkpoints.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torch.distributed.rendezvous import rendezvous
 
 @contextmanager
 def process_group(backend: str, timeout: timedelta) -> Iterator[dist.ProcessGroup]:
-    """Join the processes of ``torchrun``, and leave them together. Nobody waits for another for longer than ``timeout``.
+    """Join the processes of ``torchrun``, and leave them together. No process waits longer than ``timeout`` for another.
 
     When a process dies, those that exchange data with it get an error. ``torchrun --max-restarts K`` then starts all of them
-    again, K times at most, and they have to go on from a checkpoint.
+    again, K times at most, and they have to resume from a checkpoint.
     """
     store, rank, ranks = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
@@ -40,17 +40,18 @@ def process_group(backend: str, timeout: timedelta) -> Iterator[dist.ProcessGrou
     assert dist.group.WORLD is not None
     try:
         yield dist.group.WORLD
-        dist.barrier()  # nobody leaves while another still talks to it
+        dist.barrier()  # no process leaves while another still communicates with it
     finally:
         dist.destroy_process_group()
 
 
 def name_of_this_start(store: Store, rank: int, ranks: int, timeout: timedelta) -> str:
-    """A new name that all processes agree on, to keep what they write to ``store`` apart from what is there already.
+    """A new name that all processes agree on: it separates their entries in ``store`` from older ones.
 
     ``torchrun`` has one store for all its starts, in which a process finds the addresses of those that have died. It tells a
-    process the number of restarts, but each machine counts its own. So the first process makes up a name and gives it to each
-    other that calls. What a dead process has called is answered too, and harms nobody: answers go to a call, not to a rank.
+    process the number of restarts, but each machine counts its own. So the first process makes up a name and sends it to each
+    process that asks. The request of a dead process is answered, too, which does no harm: an answer belongs to a request,
+    not to a rank.
     """
     if rank > 0:
         call = uuid4().hex
@@ -74,9 +75,9 @@ def name_of_this_start(store: Store, rank: int, ranks: int, timeout: timedelta) 
 
 @contextmanager
 def only_job(folder: Path) -> Iterator[None]:
-    """Let no other job into ``folder`` meanwhile: a second one gets a ``BlockingIOError`` in all of its processes.
+    """Allow one job at a time in ``folder``: a second one gets a ``BlockingIOError`` in all of its processes.
 
-    The lock is that of the first process on the file ``lock``, and the system takes it back when that process dies.
+    The first process locks the file ``lock``, and the system releases the lock when that process dies.
     """
     import fcntl  # which Windows does not have
 
@@ -96,11 +97,11 @@ def only_job(folder: Path) -> Iterator[None]:
 
 
 def end(code: int = 0) -> NoReturn:
-    """End this process, which was one of several, without the interpreter's clean-up.
+    """End this process, one of several, without the interpreter's clean-up.
 
     The threads of a gloo group outlive ``destroy_process_group`` where a DistributedDataParallel has used the group, even one
-    that is gone. If such a thread still holds a tensor of the last exchange when the interpreter is taken down, as it may on a
-    busy machine, the process aborts (SIGABRT), with all its work done: pytorch issue 190489.
+    that was deleted. If such a thread still holds a tensor of the last exchange when the interpreter shuts down, as it may on a
+    busy machine, the process aborts (SIGABRT) after all its work is done: pytorch issue 190489.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -47,7 +47,7 @@ LOSSES: dict[str, Callable[[], Loss]] = {
     "abs": AbsSoftmaxLoss,
 }
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
-MANY_CLASSES = 50_000  # from here on the steps of an optimizer over D x d weights take longer than all else
+MANY_CLASSES = 50_000  # above, the steps of an optimizer over D x d weights take longer than everything else
 NUMBERS = (int, float, np.integer, np.floating)
 WIDE = 1024  # hidden vectors above this size make d x d matrices slow
 
@@ -61,20 +61,20 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         loss: ``"taylor"``, ``"spherical"``, ``"mse"``, ``"bound"``, ``"bound-fixed"``, ``"z"``, ``"softmax"``, ``"abs"``,
             or a loss itself. ``predict_proba`` and ``predict_log_proba`` exist where the loss models probabilities.
-        head: ``"dense"``, ``"gram"`` or ``"factored"``. ``"auto"`` takes the factored head from 50,000 classes on, below it
-            the gram head where D is at least the batch size, and that at least d; else the dense head. ``"softmax"`` and
-            ``"abs"`` need logits, and so the dense head.
-        hidden_layer_sizes: rectifier units of each hidden layer; ``()`` for a linear model. The first layer takes the rows of
+        head: ``"dense"``, ``"gram"`` or ``"factored"``. ``"auto"`` takes the factored head from 50,000 classes on. Below, it
+            takes the gram head if D is at least the batch size and the batch size at least d, and else the dense head.
+            ``"softmax"`` and ``"abs"`` need logits, and so the dense head.
+        hidden_layer_sizes: ReLU units of each hidden layer; ``()`` for a linear model. The first layer takes the rows of
             a sparse X as they are, and updates only the weights of features that occur; without a hidden layer each
             minibatch is made dense.
         learning_rate: of AdamW, which trains all but the factored head.
         factored_step: step of the factored head, as a share of the largest one that is certainly stable, at the start and
-            for the batch at hand. A plain rate would have to be searched for: good ones grow with D. Above 0.25 steps get
+            for the current batch. A plain rate would have to be searched for: good ones grow with D. Above 0.25 steps get
             expensive.
         weight_decay: each step shrinks the weights by ``learning_rate * weight_decay``, but not those of a sparse X's features.
         max_iter: passes over the data.
-        batch_size: examples of a step; ``"auto"`` is about a hundred steps a pass, between 64 and 1024 examples each.
-        standardize: whether ``fit`` centres and scales the features (``partial_fit`` cannot know how, and takes X as it is). A
+        batch_size: examples per step; ``"auto"`` gives about a hundred steps per pass, between 64 and 1024 examples each.
+        standardize: whether ``fit`` centres and scales the features (``partial_fit`` cannot, and takes X as it is). A
             sparse X is divided by a single number, so that it stays sparse.
         early_stopping: stop when the loss of held-out examples has not fallen by ``tol`` for ``n_iter_no_change`` passes.
         validation_fraction: the share of the examples that is held out for that.
@@ -85,8 +85,8 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``, ``head_`` (the trained head),
     ``loss_curve_`` and, with early stopping, ``validation_curve_`` (one number per pass).
 
-    An example of weight 0 counts as absent, its class too. Weights equal repeated examples exactly where all examples fit into
-    one batch, and on average elsewhere.
+    An example of weight 0 is treated as absent, and so is its class. Integer weights equal repeated examples: exactly if all
+    examples fit into one batch, and on average otherwise.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -157,7 +157,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> SphericalClassifier:
-        """One pass over these examples, with constant rates. The first call must name all ``classes`` there will ever be."""
+        """One pass over these examples, with constant rates. The first call must name all ``classes`` that will ever occur."""
         self._check_parameters()
         first = not hasattr(self, "network_")
         X, y, weight = self._checked(X, y, sample_weight, reset=first)
@@ -200,7 +200,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"{name} is {value!r}, but must be a number between 0 and 1")
 
     def _made_loss(self) -> Loss:
-        """A loss of our own, that leaves the reduction to us: sample weights come in between."""
+        """A copy of the loss without reduction, since sample weights are applied before it."""
         if isinstance(self.loss, Loss):
             loss = copy.deepcopy(self.loss)
         elif isinstance(self.loss, str) and self.loss in LOSSES:
@@ -213,10 +213,10 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[Rows, Any, Any]:
         """X as floating-point rows, y as it is, weights of mean 1; without the examples of weight 0."""
         X, y = validate_data(self, X, y, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
-        with warnings.catch_warnings():  # as many classes as examples are what this estimator is for
+        with warnings.catch_warnings():  # as many classes as examples are normal here
             warnings.filterwarnings("ignore", message="The number of unique classes")
             check_classification_targets(y)
-        X = csr_array(X) if issparse(X) else X  # not a matrix, whose sums and products are matrices
+        X = csr_array(X) if issparse(X) else X  # not a matrix, whose ``*`` is the matrix product
         if sample_weight is None:
             return X, y, np.ones(len(y), dtype=X.dtype)
         weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
@@ -226,10 +226,10 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return X[kept], y[kept], weight[kept] / weight[kept].mean()
 
     def _start(self, X: Rows, weight: Any | None) -> None:
-        """A network that has seen nothing; ``weight`` to standardize X, or None to take it as it is."""
+        """An untrained network; ``weight`` to standardize X, or None to take it as it is."""
         self._rng = np.random.RandomState(check_random_state(self.random_state).randint(2**31 - 1))
         loss, D, d = self._made_loss(), len(self.classes_), (X.shape[1], *self.hidden_layer_sizes)[-1]
-        # With this bias and zero weights all classes are alike, and yet all of them move.
+        # With this bias and zero weights all classes are equal, and all of them get a gradient.
         bias = loss.prior_bias(torch.ones(D)) if loss.has_prior_bias else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(self._rng.randint(2**31 - 1)))
@@ -268,7 +268,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (order[i : i + size] for i in range(0, len(order), size))
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """One for each kind of weights: dense, of the features of a sparse X, and factored."""
+        """An optimizer for each kind of weights: dense, sparse (the features of a sparse X), and factored."""
         network, rate, decay = self.network_, self.learning_rate, self.weight_decay
         dense = [p for p in network.parameters() if p is not network.sparse_weight]
         optimizers: list[torch.optim.Optimizer] = []
@@ -285,7 +285,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _pass(
         self, X: Rows, target: Any, weight: Any, parts: list[Any], rates: list[float], optimizers: list[torch.optim.Optimizer]
     ) -> float:
-        """One step for each part of the examples; the mean loss on the way."""
+        """Make one step for each part of the examples; returns the mean loss."""
         loss, network, total = self._made_loss(), self.network_.train(), 0.0
         for part, rate in zip(parts, rates, strict=True):
             value = self._objective(loss, X, target, weight, part)
@@ -309,7 +309,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         group = optimizer.param_groups[0]
         group["lr"] = rate * self.learning_rate
         if isinstance(optimizer, FactoredSGD):
-            # Never above that of the first step: it grows with the outputs, and they with it, without end.
+            # Never above that of the first step: the rate grows with the outputs, and they grow with the rate, without end.
             stable = stable_lr(optimizer.head)
             self._first_rate = self._first_rate or stable
             group["lr"] = rate * self.factored_step * min(stable, self._first_rate)
@@ -344,7 +344,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.classes_[np.concatenate(found)]
 
     def decision_function(self, X: Any) -> Any:
-        """Log-probabilities, or what a loss without them ranks classes by, (n, D); of two classes the difference, (n,)."""
+        """Log-probabilities, or the scores of a loss without them, (n, D); for two classes the difference, (n,)."""
         scores = self._of_logits(X, self._scores)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 

@@ -5,7 +5,7 @@ A loss of the family sees the outputs ``o`` of an example only through
     s = sum(o),    q = ||o||^2,    o_c = o[target].
 
 A head makes these numbers (:class:`Statistics`), a loss turns them into a number per example. They are float64: there
-are three per example, so that costs next to nothing, and cancellations such as ``q - s^2 / D`` keep their digits.
+are three per example, so this costs almost nothing, and cancellations such as ``q - s^2 / D`` keep their digits.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _blocks(o: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _scratch(o: Tensor, dtype: torch.dtype) -> Tensor:
-    """A buffer that holds any block: fresh memory for every block would cost more than the arithmetic."""
+    """A buffer for all blocks: new memory for every block would cost more than the arithmetic."""
     block = max((o[n, :, m].numel() for n, m in _blocks(o)), default=0)
     return torch.empty(block, dtype=dtype, device=o.device)
 
@@ -96,7 +96,7 @@ class _DenseStatistics(torch.autograd.Function):
         s, q = torch.empty(2, N, M, dtype=statistics_dtype(o.device), device=o.device)
         scratch = _scratch(o, s.dtype)
         for n, m in _blocks(o):
-            # Squares summed in float32 would leave nothing of the spread q - s^2 / D where it is small.
+            # Squares summed in float32 would lose the spread q - s^2 / D where it is small.
             block = o[n, :, m]
             wide = scratch[: block.numel()].view(block.shape).copy_(block)
             s[n, m] = wide.sum(1)
@@ -117,7 +117,7 @@ class _DenseStatistics(torch.autograd.Function):
             return _DenseGradient.apply(o, target, g_s, g_q, g_c), None, None
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "overwrite_logits=True destroys the logits on the way back, so it cannot be differentiated twice; "
+                "overwrite_logits=True overwrites the logits in the backward pass, so it cannot be differentiated twice; "
                 "leave it off where create_graph=True is needed"
             )
         return _dense_gradient(o, target, g_s, g_q, g_c, out=o.detach()), None, None
@@ -131,7 +131,7 @@ class _DenseStatistics(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], o: Tensor, target: Tensor, overwrite: bool) -> tuple[Any, Any]:
         if overwrite:
-            raise RuntimeError("overwrite_logits=True has no meaning under vmap: the mapped calls would share the logits")
+            raise RuntimeError("overwrite_logits=True does not work under vmap: the mapped calls would share the logits")
         folded = _fold(info.batch_size, in_dims, o, target)
         outputs = _DenseStatistics.apply(*folded, False)
         return tuple(_unfold(info.batch_size, x) for x in outputs), (0, 0, 0)

@@ -83,7 +83,7 @@ def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(checkpoint, "save", harmful)
         save_checkpoint(head, tmp_path / name)
-        with pytest.raises(DamagedFileError, match=f"{name}-.* is none of ours"):
+        with pytest.raises(DamagedFileError, match=f"{name}-.* was not written by this library"):
             load_checkpoint(head, tmp_path / name)
     assert not (tmp_path / "executed").exists()
     pickle.loads(pickle.dumps(crafted))

@@ -37,7 +37,7 @@ TAILS: dict[str, type[Head]] = {"factored": FactoredHead, "gram": GramHead, "den
 
 
 class AdaptiveSphericalSoftmax(LikelihoodLayer):
-    """An exact likelihood over any number of classes, at the price of the most frequent ones.
+    """An exact likelihood over any number of classes, at the cost of a softmax over the most frequent ones.
 
     A step costs O(N d (M + d)) whatever D is, and only examples with a rare target reach the tail. :meth:`log_prob` of given
     targets costs the same, and never computes the outputs of all classes.
@@ -56,11 +56,11 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         frequent: M, the classes of the softmax: 1 to D - 1.
         loss: of the other classes among themselves, ``TaylorSoftmaxLoss()`` if None; it must be a likelihood of the family.
         frequencies: one positive number per class, ``(D,)``, such as counts + 1. The M largest are the classes of the softmax.
-            Without them, classes must come in the order of their frequency, the most frequent first, and start as Zipf's law
-            has them.
+            Without them, classes must come in the order of their frequency, the most frequent first, and start with the
+            frequencies of Zipf's law.
         tail: ``"factored"``, ``"gram"`` or ``"dense"``, or a :class:`Head` over the D - M other classes, in the order of their
             frequency. Such a head keeps its weights; its bias is set if ``frequencies`` are given.
-        ignore_index: examples with this target count for nothing.
+        ignore_index: examples with this target are ignored.
         reduction: ``"mean"`` over the examples that count, ``"sum"``, or ``"none"``.
 
     >>> import torch
@@ -123,7 +123,7 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         self.bias = nn.Parameter((outcomes.log() / scale).to(self.weight.dtype))
         self.register_buffer("scale", scale.to(self.weight.dtype))  # of the outputs: that of "another class" differs from 1
         self.register_buffer("order", order)  # the classes, most frequent first
-        self.register_buffer("rank", torch.empty_like(order), persistent=False)  # where each class stands in it
+        self.register_buffer("rank", torch.empty_like(order), persistent=False)  # the position of each class in it
         self._rank()
         bias = loss.prior_bias(p[frequent:]) if loss.has_prior_bias else None
         if isinstance(tail, Head):
@@ -155,7 +155,7 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     def best(self, H: Tensor, k: int) -> TopK:
         log_p = F.log_softmax(self._outcomes(H), 1)
         scores, ranks = log_p[:, :-1].topk(min(k, self.frequent))
-        if k > self.frequent:  # too few: the others have to fill up
+        if k > self.frequent:  # too few: the tail supplies the others
             scores, ranks = F.pad(scores, (0, k - self.frequent), value=-torch.inf), F.pad(ranks, (0, k - self.frequent))
         # Only where "another class" is more probable than the last one found can the tail have a better one.
         open_ = (log_p[:, -1] > scores[:, -1]).nonzero().squeeze(1)
@@ -171,12 +171,12 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         return f"{super().extra_repr()}, frequent={self.frequent}"
 
     def _outcomes(self, H: Tensor) -> Tensor:
-        """The outputs of the softmax, (N, M + 1), the last one that of "another class"; float32 at least."""
+        """The outputs of the softmax, (N, M + 1), the last one for "another class"; float32 at least."""
         o = F.linear(H, self.weight, self.bias)
         return o.to(widened(o.dtype)).mul_(self.scale)
 
     def _tail_log_prob(self, H: Tensor, ranks: Tensor) -> Tensor:
-        """Log-probabilities among the other classes of these ones, (N, K)."""
+        """Log-probabilities of these classes among the classes of the tail, (N, K)."""
         s, q, o_c = self.tail.statistics(H, ranks)
         return -self.loss.formula(s.unsqueeze(1), q.unsqueeze(1), o_c, self.tail.num_classes)
 
@@ -192,7 +192,7 @@ def _check_loss(loss: SphericalLoss) -> None:
     name = type(loss).__name__
     if not isinstance(loss, SphericalLoss):
         raise TypeError(
-            f"loss is {name}, which is not a loss of the spherical family, as that of the tail must be: "
+            f"loss is {name}, but the tail needs a loss of the spherical family: "
             "use TaylorSoftmaxLoss() or SphericalSoftmaxLoss(eps)"
         )
     if not loss.is_likelihood:
@@ -202,8 +202,8 @@ def _check_loss(loss: SphericalLoss) -> None:
         )
     if loss.weight is not None or loss.label_smoothing > 0:
         raise ValueError(
-            f"{name} has a weight per class or label_smoothing={loss.label_smoothing}, with which it is no likelihood: "
-            "make it without"
+            f"{name} has a weight per class or label_smoothing={loss.label_smoothing}, so it is not a likelihood: "
+            "create it without them"
         )
 
 

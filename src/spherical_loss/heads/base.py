@@ -115,12 +115,12 @@ class Head(nn.Module, ABC):
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
-        """The ``k`` most probable classes under the loss's own ranking: an exact search, a chunk of classes at a time."""
+        """The ``k`` most probable classes, ranked as the loss ranks them: an exact search, a chunk of classes at a time."""
         if not 1 <= k <= self.num_classes:
             raise ValueError(f"k is {k}, but must be between 1 and the {self.num_classes} classes")
         H = hidden.reshape(-1, self.in_features)
         N, D = H.shape[0], self.num_classes
-        # A loss that is known by its formula alone ranks through s and q; all others look at the outputs only.
+        # A loss that is given by its formula alone ranks through s and q; all others need the outputs only.
         s, q = self.sums(H) if type(loss).score is SphericalLoss.score else H.new_zeros(2, N)
         best_scores = H.new_empty(N, 0, dtype=widened(H.dtype))
         best_classes = torch.empty(N, 0, dtype=torch.long, device=H.device)
@@ -197,7 +197,7 @@ def check_batch(
             f"shape {tuple(hidden.shape)} needs both to be {(*batch, 'K')}"
         )
     if target.device.type == "cpu" and target.numel() and not torch.compiler.is_compiling():
-        least, largest = target.aminmax()  # elsewhere than on the CPU, looking at values would wait for the device
+        least, largest = target.aminmax()  # only on the CPU: reading values would wait for another device
         if least < 0 or largest >= num_classes:
             bad = ((target < 0) | (target >= num_classes)) & (target != ignore_index)
             if bad.any():
@@ -205,7 +205,7 @@ def check_batch(
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Products in the dtype of their factors: ``q`` needs float32 even where autocast runs the trunk in bfloat16."""
+    """Matrix products in the dtype of their factors: ``q`` needs float32 even where autocast runs the trunk in bfloat16."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of a factored head, sharded or not: each rank writes its own rows, and reads those it needs.
 
-A head saved by some number of ranks can be loaded by another number, one process without a group included::
+A head saved by some number of ranks can be loaded by any other number, also by one process without a group::
 
     save_checkpoint(head, "step-1000")         # every rank calls it
     load_checkpoint(head, "step-1000")         # into a head of the same d, D and bias
@@ -11,8 +11,8 @@ A checkpoint is a folder that all ranks share::
     small-91b2cc07.pt              Q and w, the same on all ranks
     head.json                      layout, number of steps, and the names and checksums of the others
 
-``head.json`` is written last and replaced in one moment, so a process that is killed leaves the checkpoint that was there
-before. Every byte is checked when it is read, and nothing that was read is executed.
+``head.json`` is written last and replaced atomically, so a process that is killed leaves the previous checkpoint intact.
+Every byte is checked when it is read, and nothing that was read is executed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = (OSError, FileNotFoundError, ValueError, DamagedFileError)  # of errors 
 
 
 def save_checkpoint(head: FactoredHead, folder: str | Path) -> None:
-    """Write the head, in place of what ``folder`` may have; it is refactored first, so that V is W.
+    """Write the head, replacing any checkpoint in ``folder``; it is refactored first, so that V is W.
 
     If a rank cannot write, all of them raise an ``OSError``.
     """
@@ -54,17 +54,17 @@ def save_checkpoint(head: FactoredHead, folder: str | Path) -> None:
         save_json(manifest, folder / MANIFEST)
         there = {*folder.glob("rows-*.pt*"), *folder.glob("small-*.pt*")}
         for path in there - {folder / part["file"] for part in (*rows, small)}:
-            path.unlink(missing_ok=True)  # of the checkpoint before this one, or of one that was never finished
+            path.unlink(missing_ok=True)  # from the previous checkpoint, or from one that was never finished
 
     _on_all_ranks(head, write_the_rest)
 
 
 @torch.no_grad()
 def load_checkpoint(head: FactoredHead, folder: str | Path) -> None:
-    """Read a head in place, whatever number of ranks wrote it.
+    """Load a checkpoint into ``head``, whatever number of ranks wrote it.
 
     If a rank misses a file, or finds one damaged, all of them raise a ``FileNotFoundError`` or a
-    :class:`~spherical_loss.files.DamagedFileError`, and the head is as it was.
+    :class:`~spherical_loss.files.DamagedFileError`, and the head is unchanged.
     """
     folder, shard, columns = Path(folder), head.shard, head.V.shape[1]
     found: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def load_checkpoint(head: FactoredHead, folder: str | Path) -> None:
 
 
 def _write(tensors: dict[str, Tensor], folder: Path, name: str) -> dict[str, str]:
-    """A file whose name depends on its content: another checkpoint in the same folder does not touch it."""
+    """Write a file whose name depends on its content, so that another checkpoint in the same folder does not overwrite it."""
     unnamed = folder / f"{name}.pt"
     checksum = save(tensors, unnamed)
     unnamed.replace(named := folder / f"{name}-{checksum[:8]}.pt")
@@ -121,7 +121,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _on_all_ranks(head: FactoredHead, call: Callable[[], Any]) -> list[Any]:
-    """What ``call`` gives on each rank. If it raises on one, all raise an error of that kind, and nobody waits."""
+    """What ``call`` returns on each rank. If it raises on one, all raise an error of that kind, and no rank waits."""
     shard = head.shard
     error: Exception | None = None
     try:

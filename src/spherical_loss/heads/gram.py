@@ -8,8 +8,9 @@ With ``Q = W^T W``, ``w = W^T 1``, ``u = W^T b`` and the hidden vectors as the r
     grad_W = 1 a^T + W A + b t^T + (g_c h^T in the target rows),   A = 2 H^T diag(g_q) H,   a = H^T g_s,   t = 2 H^T g_q
     grad_b = sum(g_s) + W t + 2 b sum(g_q) + (g_c in the target rows)
 
-Only two products depend on D, ``H W^T W`` and ``W (H^T diag H)``, and each can be associated either way: through a d x d matrix
-(O(D d^2), better for N > d / 2 or so) or through N x D logits, a chunk at a time (O(N d D)). That choice is the plan.
+The cost of only two matrix products depends on D, ``H W^T W`` and ``W (H^T diag H)``. Each can be associated either way:
+through a d x d matrix (O(D d^2), better for N > d / 2 or so) or through N x D logits, a chunk at a time (O(N d D)). That
+choice is the plan.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from spherical_loss.statistics import statistics_dtype, widened
 BLOCK = 256  # columns of a block of the symmetric Gram matrix; fastest of 96 .. 384 at D=50,257, d=768
 
 
-ROWS = 1024  # of W in a product with A, so that what is added to them finds them in the cache
+ROWS = 1024  # of W per matrix product with A, so that they are still in the cache when more is added to them
 
 
 class Plan(NamedTuple):
-    """How :class:`GramHead` computes a batch: the cheaper of two orders of the same products, in floating-point operations."""
+    """How :class:`GramHead` computes a batch: the order of the same matmuls that takes fewer floating-point operations."""
 
     form: str
     """``"gram"`` or ``"logits"``."""
@@ -57,7 +58,7 @@ class GramHead(ParameterHead):
         """Which form a batch of ``n`` examples takes."""
         d, D = self.in_features, self.num_classes
         blocks = -(-d // BLOCK)
-        symmetric = (blocks + 1) / (2 * blocks)  # the share of the Gram matrix that is computed, the rest mirrored
+        symmetric = (blocks + 1) / (2 * blocks)  # the share of the Gram matrix that is computed; the rest is mirrored
         gram = int(2 * D * d * d * (symmetric + 1) + 4 * n * d * d)
         logits = 8 * n * d * D
         return Plan("gram" if gram <= logits else "logits", gram, logits)
@@ -121,7 +122,7 @@ def gram_matrix(W: Tensor) -> Tensor:
 
 
 def symmetric_product(X: Tensor, Y: Tensor) -> Tensor:
-    """``X^T Y`` that is known to be symmetric: the upper blocks computed, the lower ones mirrored, nearly half of the work."""
+    """``X^T Y`` that is known to be symmetric: computes the upper blocks and mirrors them, which halves the work."""
     d = X.shape[1]
     Q = torch.empty(d, d, dtype=X.dtype, device=X.device)
     for i in range(0, d, BLOCK):
@@ -131,7 +132,7 @@ def symmetric_product(X: Tensor, Y: Tensor) -> Tensor:
 
 
 def _row_chunks(W: Tensor) -> tuple[Tensor, ...]:
-    """The whole of W if it is used as it is; chunks where each must be widened to float32 first."""
+    """W as a whole, or, if it must be widened to float32 first, in chunks."""
     return (W,) if W.dtype == widened(W.dtype) else W.split(max(1, CHUNK // W.shape[1]))
 
 

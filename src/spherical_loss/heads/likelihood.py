@@ -1,4 +1,4 @@
-"""What layers that are an output layer and its likelihood in one have in common: targets, reductions, predictions."""
+"""The base of layers that are both an output layer and its likelihood: targets, reductions, predictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LikelihoodLayer(nn.Module, ABC):
     Args:
         in_features: d, the size of a hidden vector.
         n_classes: D, the number of classes.
-        ignore_index: examples with this target count for nothing, and are left out of all computation.
+        ignore_index: examples with this target are ignored, and left out of all computation.
         reduction: ``"mean"`` over the examples that count, ``"sum"``, or ``"none"``.
     """
 
@@ -44,7 +44,7 @@ class LikelihoodLayer(nn.Module, ABC):
         self.n_classes = n_classes
         self.ignore_index = ignore_index
         self.reduction = reduction
-        # The compiler would trace the backward pass of a factored head once, and leave nothing for its optimizer. Here, since
+        # The compiler would trace the backward pass of a factored head, which then stores nothing for its optimizer. Here, since
         # `disable` imports torch._dynamo, which takes as long as torch: not everyone who imports this module should wait.
         if not hasattr(LikelihoodLayer._of_targets, "_torchdynamo_disable"):
             LikelihoodLayer._of_targets = torch.compiler.disable(LikelihoodLayer._of_targets)  # type: ignore[method-assign]
@@ -116,7 +116,7 @@ class LikelihoodLayer(nn.Module, ABC):
 
 
 def zipf(n_classes: int) -> Tensor:
-    """Zipf's law, ``P(c) = log((c + 2) / (c + 1)) / log(D + 1)``: frequencies of classes that come in their order."""
+    """Zipf's law, ``P(c) = log((c + 2) / (c + 1)) / log(D + 1)``: frequencies of classes in the order of their frequency."""
     return torch.log1p(1 / torch.arange(1, n_classes + 1, dtype=torch.float64))
 
 

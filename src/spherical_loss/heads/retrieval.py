@@ -13,7 +13,7 @@ from spherical_loss.heads.factored import FactoredHead
 
 
 class FaissIndex:
-    """An index over a snapshot of a head's weights. Train the head further, and it must be built again.
+    """An index over a snapshot of a head's weights. If the head is trained further, the index must be built again.
 
     The losses of the family are not monotone in the outputs: the Taylor softmax prefers the largest ``|o + 1|``, the spherical
     softmax ``|o|``. So both signs are searched, for the largest and for the smallest outputs, and the candidates are ranked by
@@ -21,8 +21,8 @@ class FaissIndex:
 
     Args:
         head: any head.
-        factory: a faiss index factory string. ``"Flat"`` is exact; ``"IVF1024,Flat"`` looks into ``nprobe`` of 1024 clusters.
-        nprobe: how many clusters a search looks into; more is slower and finds more. See :meth:`recall`.
+        factory: a faiss index factory string. ``"Flat"`` is exact; ``"IVF1024,Flat"`` searches ``nprobe`` of 1024 clusters.
+        nprobe: how many clusters are searched; more is slower and finds more. See :meth:`recall`.
 
     >>> import torch
     >>> from spherical_loss import TaylorSoftmaxLoss
@@ -37,14 +37,14 @@ class FaissIndex:
         faiss = _faiss()
         if isinstance(head, FactoredHead) and head.shard.group is not None:
             raise ValueError(
-                f"a rank of a sharded head has {len(head.shard)} of the {head.num_classes} rows only: load its checkpoint into "
+                f"a rank of a sharded head has only {len(head.shard)} of the {head.num_classes} rows: load its checkpoint into "
                 "a head without a group, and index that one, or use head.topk"
             )
         self.head = head
         self.width = head.dense_rows(slice(0, 1)).shape[1]
         self.index = faiss.index_factory(self.width, factory, faiss.METRIC_INNER_PRODUCT)
         rows = max(1, CHUNK // self.width)
-        if not self.index.is_trained:  # on an even sample: 64 rows a cluster are plenty, and faiss warns below 39
+        if not self.index.is_trained:  # on evenly spaced rows: 64 per cluster are enough, and faiss warns below 39
             sample = max(1, head.num_classes // max(rows, 64 * _clusters(self.index)))
             self.index.train(_numpy(head.dense_rows(slice(0, head.num_classes, sample))))
         for start in range(0, head.num_classes, rows):

@@ -24,7 +24,7 @@ PROPOSALS = ("log-uniform", "frequencies")
 
 
 class SampledSoftmax(LikelihoodLayer):
-    """A softmax over D classes that training sees only a sample of: O(d (N m + N + m)) a step with m negatives.
+    """A softmax over D classes, trained on a sample of them: O(d (N m + N + m)) a step with m negatives.
 
     In ``train()`` mode, ``layer(hidden, target)`` draws m classes from a proposal distribution P, with replacement, which all
     examples of the batch share, and estimates the normalizer of the softmax by
@@ -45,12 +45,12 @@ class SampledSoftmax(LikelihoodLayer):
         n_classes: D, the number of classes.
         negatives: m, classes drawn for each batch.
         frequencies: one positive number per class, ``(D,)``, such as counts + 1. Without them, classes must come in the order
-            of their frequency, the most frequent first, and start as Zipf's law has them.
-        proposal: ``"frequencies"`` draws classes as often as they occur, ``"log-uniform"`` by Zipf's law, for classes in the
+            of their frequency, the most frequent first, and start with the frequencies of Zipf's law.
+        proposal: ``"frequencies"`` draws classes in proportion to them, ``"log-uniform"`` by Zipf's law, for classes in the
             order of their frequency, ``P(c) = log((c + 2) / (c + 1)) / log(D + 1)``. By default the first if there are
             frequencies.
         sparse: whether the gradient of the weights is sparse.
-        ignore_index: examples with this target count for nothing.
+        ignore_index: examples with this target are ignored.
         reduction: ``"mean"`` over the examples that count, ``"sum"``, or ``"none"``.
 
     >>> import torch
@@ -140,7 +140,7 @@ class SampledSoftmax(LikelihoodLayer):
         return f"{super().extra_repr()}, negatives={self.negatives}, proposal={self.proposal!r}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """``.to(dtype)`` leaves the proposal as precise as it is: differences of neighbours are probabilities."""
+        """``.to(dtype)`` keeps the precision of the proposal: the differences of neighbours are probabilities."""
         cumulative = self.cumulative
         super()._apply(fn, recurse)
         self.cumulative = cumulative.to(self.cumulative.device)

@@ -385,7 +385,7 @@ def test_what_softmax_is_measured_on_is_said(
     [
         (("ptb", "--head", "--losses", "taylor"), "--head needs one head at least"),
         (("imdb", "--vocabulary", "42", "--words", "1", "--epochs", "2"), "1 words to train on cannot be cut in 2 pieces"),
-        (("ptb", "--losses", "softmax", "--head", "gram"), "softmax works with dense, sampled, adaptive only"),
+        (("ptb", "--losses", "softmax", "--head", "gram"), "softmax works only with dense, sampled, adaptive"),
         (("text",), "give it with --file"),
         (("text", "--file", "nowhere.txt"), "nowhere.txt is not a file"),
         (("ptb", "--vocabulary", "50"), "--vocabulary is 50, but ptb.train.txt has only 40 words"),

@@ -102,4 +102,4 @@ def test_nothing_in_it_is_executed(
     save({**state, "start": Executed(tmp_path / "executed")}, checkpoint)
     assert continued(checkpoint) == (0, undisturbed)
     assert not (tmp_path / "executed").exists()
-    assert "is none of ours" in capsys.readouterr().err
+    assert "was not written by this library" in capsys.readouterr().err

@@ -162,5 +162,5 @@ def test_weights_are_float32_at_least_whatever_the_default():
 def test_no_index_of_a_part(monkeypatch):
     head = FactoredHead(6, 40)
     monkeypatch.setattr(head.shard, "group", object())
-    with pytest.raises(ValueError, match="of the 40 rows only"):
+    with pytest.raises(ValueError, match="of the 40 rows: load"):
         FaissIndex(head, "Flat")

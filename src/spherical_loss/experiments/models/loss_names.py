@@ -17,7 +17,7 @@ LIKELIHOOD = (*STATISTICS, "adaptive-spherical")  # the loss of its tail
 
 @dataclass(frozen=True)
 class LossEntry:
-    """A loss, its name in the paper's tables, its class, its options, and the ranges that ``tune`` searches (on a log scale)."""
+    """A loss, its name in the paper's tables, its class, its options, and the ranges ``tune`` searches (on a log scale)."""
 
     title: str
     class_name: str

@@ -1,4 +1,4 @@
-"""A symmetric matrix that many thousands of small changes are taken from, without drift, and that products read in float32."""
+"""A symmetric matrix that takes many thousands of small changes without drift, with a float32 copy for matrix products."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 class Accumulator(nn.Module):
-    """A symmetric d x d matrix as ``base - recent - recent^T``: what it was in float64 some steps ago, and half of the changes
-    since, summed in float32.
+    """A symmetric d x d matrix as ``base - recent - recent^T``: its value some steps ago in float64, and half of the changes
+    since then, summed in float32.
 
     In float32 alone, changes below 6e-8 of an entry would be lost, step after step; a float64 matrix would have to be converted
-    for every product, which at d = 1000 takes as long as two of the products. The sum of a few changes is as precise as the
-    changes are, and a product can add to it while it is made. ``value`` is for products: the matrix in float32, from ``base``
-    as rounded once, so that its own rounding errors do not add up.
+    for every matmul, which at d = 1000 takes as long as two matmuls. The sum of a few changes is as precise as the changes, and
+    a matmul can accumulate into it. ``value`` is the float32 matrix for matmuls. It is computed from ``base``, rounded once, so
+    that its own rounding errors do not add up.
 
     >>> x = Accumulator(2, torch.float32, torch.float64)
     >>> x.set_(torch.eye(2))
@@ -34,7 +34,7 @@ class Accumulator(nn.Module):
         super().__init__()
         self.register_buffer("base", torch.zeros(d, d, dtype=precise))
         self.register_buffer("recent", torch.zeros(d, d, dtype=dtype))
-        # These follow from the others, bit by bit, and are not saved.
+        # These follow exactly from the others, and are not saved.
         self.register_buffer("rounded", torch.zeros(d, d, dtype=dtype), persistent=False)
         self.register_buffer("value", torch.zeros(d, d, dtype=dtype), persistent=False)
 
@@ -56,7 +56,7 @@ class Accumulator(nn.Module):
         self._evaluate()
 
     def fold_in(self) -> None:
-        """Let the recent changes become part of the base."""
+        """Add the recent changes to the base."""
         self.set_(self.exact)
 
     def change_dtype(self, dtype: torch.dtype) -> None:

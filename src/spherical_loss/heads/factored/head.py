@@ -67,7 +67,7 @@ class FactoredHead(Head):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
-        d = -(-(in_features + bias) // 8) * 8  # empty columns up to a multiple of 8: products are some 10% faster
+        d = -(-(in_features + bias) // 8) * 8  # empty columns up to a multiple of 8: matmuls are about 10% faster
         self.shard = Shard(num_classes, group, in_features=in_features, bias=bias)
         precise, dtype = statistics_dtype(torch.empty(0).device), widened(torch.get_default_dtype())
         self.register_buffer("V", torch.zeros(len(self.shard), d, dtype=dtype))
@@ -279,7 +279,7 @@ class FactoredHead(Head):
         self._edited()
 
     def _edited(self) -> None:
-        """W was replaced: gradients of the old one have no meaning any more."""
+        """W was replaced: gradients of the old W are no longer valid."""
         self.version += 1
         self.gradients.clear()
 
@@ -289,7 +289,7 @@ class FactoredHead(Head):
             yield slice(start, min(start + size, len(self.shard)))
 
     def _draw(self, std: float) -> None:
-        """Normal weights, the same whatever the number of ranks: each block of classes has a seed of its own."""
+        """Normal weights, the same whatever the number of ranks: each block of classes has its own seed."""
         seed, block = int(torch.randint(2**62, ())), 4096
         for first in range(self.shard.start // block * block, self.shard.stop, block):
             generator = torch.Generator().manual_seed(seed + first)
@@ -298,7 +298,7 @@ class FactoredHead(Head):
             self.V[start - self.shard.start : stop - self.shard.start, : self.in_features] = drawn[start - first : stop - first]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """``.to(dtype)`` concerns V and the frames, float32 at least; the small state stays as precise as it is."""
+        """``.to(dtype)`` concerns V and the frames, float32 at least; the small state keeps its precision."""
 
         def same_dtype(x: Tensor) -> Tensor:
             like: Tensor = fn(x.new_empty(0))

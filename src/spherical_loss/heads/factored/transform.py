@@ -1,17 +1,17 @@
-"""U of ``W = V U + 1 w0^T``: what the steps did to all rows alike, with its inverse, accurate over any number of steps.
+"""U of ``W = V U + 1 w0^T``: what the steps did to all rows in common, with its inverse, accurate over any number of steps.
 
-Deviations. U and its inverse start as the identity and differ from it by many small changes, which would be rounded as ones
-are. So what is kept is the difference from the identity, and weight decay as a number:
+Deviations. U and its inverse start as the identity and differ from it by many small changes, which would be rounded
+relative to 1. So the difference from the identity is kept, and weight decay as a number:
 
     U = scale (I - deviation),      U^-1 = (I + inverse_deviation) / scale.
 
-Frames. A step multiplies U by ``B = I - rate A``, which shrinks some directions. The condition number of U grows exponentially
-with the steps, and what is written through ``U^-1`` drowns in rounding errors. Only *writing* needs the inverse; *reading* a
-row is a product of contractions and always stable. So U covers only the steps since a recent moment, the start of a frame. When
-its condition number could pass ``MAX_CONDITION``, the frame is closed: U becomes the identity, and a row last written in frame
-k is read as ``V_row past[k] U``, with ``past[k]`` the product of all U between the end of frame k and now. A row moves to the
-current frame when it is written, at the price of one d x d product. After ``MAX_FRAMES`` frames the head brings all rows up
-to date (``FactoredHead.refactor``) and starts over.
+Frames. A step multiplies U by ``B = I - rate A``, which shrinks some directions. The condition number of U grows
+exponentially with the steps, and what is written through ``U^-1`` drowns in rounding errors. Only *writing* needs the
+inverse; *reading* a row is a product of contractions and always stable. So U covers only the steps since a recent moment, the
+start of a frame. When its condition number could pass ``MAX_CONDITION``, the frame is closed: U becomes the identity, and a
+row last written in frame k is read as ``V_row past[k] U``, with ``past[k]`` the product of all U between the end of frame k
+and now. A row moves to the current frame when it is written, at the cost of one product with a d x d matrix. After
+``MAX_FRAMES`` frames the head brings all rows up to date (``FactoredHead.refactor``) and starts over.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from spherical_loss.heads.factored.weighted_gram import WeightedGram
 
-MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the error of one written increment, relative to itself
-MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one product for each
+MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the relative error of one written increment
+MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one matmul for each
 MAX_SHRINKAGE = 1e8  # of U by weight decay in a frame: float32 reaches to 1e38, and so must the inverse
 LARGE_STEP = 0.25  # norm of rate A from which a frame is closed rather than B inverted
 SERIES_ERROR = 5  # of the inverse of B, relative, in units of the rounding error of its dtype; at most
-MAX_RESIDUAL = 50  # of U^-1 U, in the same units, by what was left out of the series: then a Newton step takes it away
+MAX_RESIDUAL = 50  # of U^-1 U, in the same units, from the truncation of the series: above, a Newton step removes it
 
 
 class RowTransform(nn.Module):
@@ -77,7 +77,7 @@ class RowTransform(nn.Module):
 
     @property
     def frame(self) -> int:
-        """The number of the current frame: it grows for ever."""
+        """The number of the current frame, which only ever grows."""
         return self.first_frame + len(self.past)
 
     # Reading -------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class RowTransform(nn.Module):
         return torch.addmm(rows, rows, self.deviation, beta=self.scale, alpha=-self.scale)
 
     def transform_transposed(self, X: Tensor) -> Tensor:
-        """``X U^T``: with it a product ``X (V U)^T`` is one with V."""
+        """``X U^T``, so that ``X (V U)^T`` is a matrix product with V."""
         return torch.addmm(X, X, self.deviation.T, beta=self.scale, alpha=-self.scale)
 
     def solve(self, rows: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class RowTransform(nn.Module):
         return torch.addmm(rows, rows, self.inverse_deviation, beta=1 / self.scale, alpha=1 / self.scale)
 
     def bring_forward_(self, rows: Tensor, frames: Tensor) -> Tensor:
-        """Rows of V to the current frame, in place; ``frames`` has the place of each row's frame in ``past``."""
+        """Bring rows of V to the current frame, in place; ``frames`` has the index of each row's frame in ``past``."""
         counts = torch.bincount(frames, minlength=len(self.past) + 1).tolist()
         if counts[-1] == len(rows):
             return rows
@@ -114,7 +114,7 @@ class RowTransform(nn.Module):
     def multiply_(self, A: WeightedGram, rate: float, decay: float = 1.0) -> Tensor | None:
         """``U <- decay U B`` with ``B = I - rate A``, in a new frame if the inverse would lose its accuracy.
 
-        Returns ``H U^-1`` where it is made on the way: if A is not formed.
+        Returns ``H U^-1`` if it was computed, which is if A is not formed.
         """
         self.log_condition += _log_condition(rate * A.norm, A.is_positive)
         self.log_scale += math.log(decay)
@@ -125,7 +125,7 @@ class RowTransform(nn.Module):
         return self._multiply_inverse(A, rate)
 
     def close_frame(self) -> None:
-        """Start a new frame: U becomes the identity, and what it was is remembered for the rows not written since."""
+        """Start a new frame: U becomes the identity, and its old value is kept for the rows that are not written since."""
         U = self.matrix
         self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
         self._reset()
@@ -152,7 +152,7 @@ class RowTransform(nn.Module):
     def _multiply_inverse(self, A: WeightedGram, rate: float) -> Tensor | None:
         """``I + inverse_deviation <- B^-1 (I + inverse_deviation)``, by the series ``B^-1 = I + rate A + (rate A)^2 + ...``
 
-        Its products run at full speed where a factorization does not. t terms leave an error of ``||rate A||^(t + 1)``.
+        Its matmuls run at full speed; a factorization does not. t terms leave an error of ``||rate A||^(t + 1)``.
         """
         inverse, norm, eps = self.inverse_deviation, rate * A.norm, torch.finfo(self.inverse_deviation.dtype).eps
         error = SERIES_ERROR * eps
