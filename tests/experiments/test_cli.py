@@ -134,7 +134,7 @@ def test_unknown_names_list_the_valid_ones(spherical_loss, arguments: tuple[str,
         (("--seed", "99999999999999"), "--seed is 99999999999999"),
         (("--seed", "-1"), "--seed is -1"),
         (("--device", "meta"), "--device is 'meta'"),
-        (("--losses", "--epochs", "1"), "--losses needs one loss at least, of: mse"),
+        (("--losses", "--epochs", "1"), "--losses needs at least one loss, of: mse"),
         (("--activation", "exp", "--batch-size", "1", "--losses", "softmax"), "--batch-size is 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command line: ``spherical-loss COMMAND ...``. It parses, and hands the options to what does the work.
+"""The command line: ``spherical-loss COMMAND ...``. It parses the options and passes them to the modules that do the work.
 
 Exit codes: 0, all went well; 1, something stopped the command (the message says what); 2, the command was not understood, or a
 value makes no sense; 130, interrupted. Until the command is understood, nothing here imports torch.
@@ -32,8 +32,8 @@ FILE_WIDTH = 400  # columns, where the output is a file or a pipe: room for ever
 
 @dataclass(frozen=True)
 class Names:
-    """The names that may stand at one place of the command line: a line about each, and what it leads to, which is more
-    names, or the options that it starts from."""
+    """The names that may occur at one place of the command line: for each a line of help, and what follows it, which is more
+    names or the default options."""
 
     kind: str
     choices: dict[str, tuple[str, Options | Names]]
@@ -113,7 +113,7 @@ def subcommands(names: Names) -> Any:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options of a command. Help is printed by tyro; what is wrong is one line."""
+    """The options of a command. tyro prints the help; an error is one line."""
     arguments = with_default_task(arguments)
     if not {"-h", "--help"} & set(arguments):
         check_names(arguments)
@@ -164,7 +164,7 @@ def check_names(arguments: Sequence[str]) -> None:
 
 
 def one_line(box: str) -> str:
-    """What tyro says in a box, up to its first rule: the error, without the help.
+    """The error that tyro prints in a box, up to its first rule, without the help.
 
     >>> print(one_line("╭─ Value error ─╮\\n│ Error parsing │\\n│ --a: no int   │\\n│ ───────────── │\\n│ the help │\\n╰───╯"))
     Error parsing --a: no int
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def new_console(silent: bool) -> Console:
-    """As wide as the terminal or COLUMNS say; a file or a pipe has room for every table."""
+    """As wide as the terminal or COLUMNS; a file or a pipe has room for every table."""
     console = Console(quiet=silent)
     if console.is_terminal and not silent:
         return console

@@ -1,4 +1,4 @@
-"""The options of the commands: what the command line is made of, and what the commands take."""
+"""The options of the commands. The command line is generated from these dataclasses, and the commands take them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.training.settings import HeadName, Settings, check
 
 Fixed = Annotated[str, tyro.conf.Suppress]
-"""What the name of a command says, and no option changes."""
+"""Set by the name of a command; not an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What all commands that train have."""
+    """The options of all commands that train."""
 
     task: Fixed
     settings: Settings
     seed: int = 0
-    """Seed of the first run; the others follow."""
+    """Seed of the first run; the others have the next ones."""
     out: Path = Path("runs")
     """Where runs, tables, pictures and tuned values go."""
     workers: int | None = None
-    """Runs at a time, each in a process of its own, with --threads 1 unless said otherwise; by default one, in this process."""
+    """Runs at a time, each in its own process, with --threads 1 unless given; by default one, in this process."""
     cluster: str | None = None
     """Train on the workers of this Dask scheduler, such as tcp://host:8786; --out must be a folder that all of them share."""
     quiet: bool = False
@@ -62,7 +62,7 @@ class Compare(Training):
 
     def check(self) -> None:
         if not self.losses:
-            raise UsageError(f"--losses needs one loss at least, of: {', '.join(LOSSES)}")
+            raise UsageError(f"--losses needs at least one loss, of: {', '.join(LOSSES)}")
         for loss in self.losses:
             choose("loss", loss, LOSSES)
         super().check()
@@ -73,14 +73,14 @@ class CompareHeads(Compare):
     """The same for a language model, whose output layer may be one of several."""
 
     head: tuple[HeadName, ...] = ("dense",)
-    """Output layers: dense computes the logits; gram and factored do not, and are exact all the same, for the losses of the
+    """Output layers: dense computes the logits; gram and factored do not, and are exact, too, for the losses of the
     family; adaptive-spherical is a softmax over the 2,000 most frequent words, with the loss over the others; sampled and
-    adaptive are what softmax has instead. With several, a loss takes those that it works with."""
+    adaptive are the usual alternatives for softmax. With several, each loss is trained with those that it works with."""
 
     def check(self) -> None:
         super().check()
         if not self.head:
-            raise UsageError(f"--head needs one head at least, of: {', '.join(get_args(HeadName))}")
+            raise UsageError(f"--head needs at least one head, of: {', '.join(get_args(HeadName))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Tune(Training):
     """Which loss, of: mse, softmax, abs, spherical, taylor, z, bound, bound-fixed; by default all that compare trains, one
     after the other."""
     trials: int = 20
-    """Trials that the study has in the end."""
+    """Trials of the study in total."""
     reduction: int = 3
     """Successive halving: of the trials that reach 1, 3, 9, ... epochs, the best third continues; 1: all do."""
     runs: int = 3
@@ -134,7 +134,7 @@ class Collect:
     results: Path = Path("results")
     """The store."""
     trials: bool = False
-    """Add the runs of tuning trials, too, as runs of their own."""
+    """Add the runs of tuning trials, too, as separate runs."""
 
     def check(self) -> None:
         if not self.folders:

@@ -44,7 +44,7 @@ class LikelihoodLayer(nn.Module, ABC):
         self.n_classes = n_classes
         self.ignore_index = ignore_index
         self.reduction = reduction
-        # The compiler would trace the backward pass of a factored head, which then stores nothing for its optimizer. Here, since
+        # The compiler would trace the backward pass of a factored head, and store nothing for its optimizer. Here, since
         # `disable` imports torch._dynamo, which takes as long as torch: not everyone who imports this module should wait.
         if not hasattr(LikelihoodLayer._of_targets, "_torchdynamo_disable"):
             LikelihoodLayer._of_targets = torch.compiler.disable(LikelihoodLayer._of_targets)  # type: ignore[method-assign]

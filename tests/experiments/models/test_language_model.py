@@ -383,7 +383,7 @@ def test_what_softmax_is_measured_on_is_said(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ptb", "--head", "--losses", "taylor"), "--head needs one head at least"),
+        (("ptb", "--head", "--losses", "taylor"), "--head needs at least one head"),
         (("imdb", "--vocabulary", "42", "--words", "1", "--epochs", "2"), "1 words to train on cannot be cut in 2 pieces"),
         (("ptb", "--losses", "softmax", "--head", "gram"), "softmax works only with dense, sampled, adaptive"),
         (("text",), "give it with --file"),

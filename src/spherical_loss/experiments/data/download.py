@@ -73,7 +73,7 @@ BY_HAND = {
     ),
     "imdb": (
         ("imdb/imdb.train.txt", "imdb/imdb.test.txt"),
-        "The reviews are at https://ai.stanford.edu/~amaas/data/sentiment/ (aclImdb_v1.tar.gz). Write them one a line: those "
+        "The reviews are at https://ai.stanford.edu/~amaas/data/sentiment/ (aclImdb_v1.tar.gz). Write them one per line: those "
         "of train, unsup included, to imdb.train.txt, and those of test to imdb.test.txt",
     ),
     "simlex": (
@@ -81,7 +81,7 @@ BY_HAND = {
         "SimLex-999 is at https://fh295.github.io/simlex.html (SimLex-999.zip)",
     ),
 }
-"""What is not fetched: its files under the data folder, and where they come from."""
+"""Data sets that are not fetched: their files in the data folder, and where to find them."""
 READERS: dict[str, Callable[[Path], Any]] = {
     "mnist": data.read_mnist,
     "cifar10": data.read_cifar10,

@@ -71,7 +71,7 @@ def plan(
 ) -> list[Run]:
     """The runs to make: seed by seed, so that a comparison that is stopped half-way has equally many runs of each loss.
 
-    With ``heads``, a run for each of them that the loss works with. ``tuned``: values that overrule those that are shipped.
+    With ``heads``, a run for each of them that the loss works with. ``tuned``: values that replace the shipped ones.
     """
     check(settings)
     each = {loss: with_heads(settings, loss, heads) for loss in losses}

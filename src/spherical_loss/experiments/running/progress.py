@@ -17,7 +17,7 @@ class Reporter:
     """Prints nothing: for ``--quiet``, and as the base of the other reporters. Use as a context manager."""
 
     several_heads = False
-    """Whether a run's head says which one it is."""
+    """Whether the label of a run includes its head."""
 
     def label(self, run: Run) -> str:
         head = getattr(run.settings, "head", None)
@@ -94,7 +94,7 @@ class PlainReporter(Reporter):
 
     def started(self, run: Run, epoch: int) -> None:
         if epoch:
-            self.line(f"{self.label(run)}: goes on after epoch {epoch}")
+            self.line(f"{self.label(run)}: resumes after epoch {epoch}")
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         if time.monotonic() - self.printed >= self.every:

@@ -6,8 +6,8 @@ In both cases a thread here waits for each run, and the run itself is trained in
   process resumes the run from its checkpoint;
 - on a cluster Dask does the same: a task whose worker dies goes to another one.
 
-The number of workers has no part in the numbers: a run is trained with the threads that its settings say, and those are
-decided before (:func:`~spherical_loss.experiments.training.settings.with_threads`).
+The number of workers does not affect the results: a run is trained with the threads of its settings, which are decided
+before (:func:`~spherical_loss.experiments.training.settings.with_threads`).
 """
 
 from __future__ import annotations

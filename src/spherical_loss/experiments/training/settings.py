@@ -158,7 +158,7 @@ def as_recorded(settings: Settings) -> dict[str, Any]:
 def with_threads(settings: Settings, workers: int | None, cluster: str | None) -> Settings:
     """``settings`` for runs on workers: one thread each, unless they say otherwise.
 
-    Threads decide the last bits of the numbers, so they belong to the run, and must not depend on the number of workers.
+    Threads affect the last bits of the results, so they are part of the run and must not depend on the number of workers.
     """
     if settings.threads is not None or (workers is None and cluster is None):
         return settings
@@ -237,6 +237,6 @@ def check_loss(loss: str, settings: Settings) -> None:
 
 def no_head(loss: str, heads: Sequence[str]) -> UsageError:
     return UsageError(
-        f"--head is {' '.join(heads)}, but {loss} works with {', '.join(LOSSES[loss].heads)} only: add one of them to --head, "
+        f"--head is {' '.join(heads)}, but {loss} works only with {', '.join(LOSSES[loss].heads)}: add one of them to --head, "
         "or choose other --losses"
     )

@@ -37,8 +37,8 @@ class Task:
 
 
 def open_values(task: str, loss: str, settings: Settings, tuned: Path | None = None) -> dict[str, Any]:
-    """Values for what ``settings`` leave open: the task's and the loss's defaults, over them the tuned ones that are shipped,
-    and over those the ones in the file ``tuned``."""
+    """Values for the settings that are None: the task's and the loss's defaults, replaced by the tuned values that are shipped,
+    and those by the ones in the file ``tuned``."""
     entry = TASKS[task]
     # The rates of the adaptive spherical softmax are those of its softmax, which has most of the probability.
     rated = "softmax" if getattr(settings, "head", None) == "adaptive-spherical" else loss

@@ -22,7 +22,7 @@ SHIPPED = Path(__file__).with_name("tuned.json")
 
 
 def tuned_in(out: Path) -> Path:
-    """Where ``tune`` puts its values in an ``--out`` folder."""
+    """The file in an ``--out`` folder to which ``tune`` writes its values."""
     return out / "tuned.json"
 
 
@@ -36,7 +36,7 @@ def read_tuned(path: Path) -> dict[str, Any]:
 
 
 def tuned_values(task: str, loss: str, settings: Settings, path: Path) -> dict[str, float]:
-    """The tuned values of ``loss`` on ``task``; none if it was never tuned, or for a network of another kind.
+    """The tuned values of ``loss`` on ``task``; empty if it was never tuned, or only for a network of another kind.
 
     Networks of all widths and numbers of layers are of one kind; those without a hidden layer, or with other activations, are
     of another.
@@ -54,8 +54,8 @@ def tuned_values(task: str, loss: str, settings: Settings, path: Path) -> dict[s
 
 
 def store_tuned(task: str, loss: str, entry: dict[str, Any], path: Path) -> None:
-    """Put the values of one task and loss, and how they were found, in the file; one process at a time."""
-    from spherical_loss.experiments.files.atomic import write_json  # with torch, which the command line has not imported
+    """Store the values of one task and loss, and how they were found, in the file; one process at a time."""
+    from spherical_loss.experiments.files.atomic import write_json  # imports torch, which the command line has not imported yet
     from spherical_loss.experiments.files.locks import locked
 
     with locked(path.with_name(path.name + ".lock")):
