@@ -1,1 +1,1 @@
-"""Side by side with what people use today, from a checkout: ``make bench``, or ``python -m benchmarks``."""
+"""Benchmarks against what people use today, run from a checkout: ``make bench``, or ``python -m benchmarks``."""

@@ -28,7 +28,7 @@ CLASSES = (10**4, 10**5, 10**6)  # of the sweep
 
 
 class AdaptiveStep:
-    """A training step: forward, backward, SGD of the softmax and exact SGD of the tail."""
+    """A training step: forward pass, backward pass, SGD of the softmax and exact SGD of the tail."""
 
     def __init__(self, N: int, d: int, D: int) -> None:
         self.layer = started(d, D)
@@ -52,7 +52,7 @@ class AdaptiveStep:
 def started(d: int, D: int) -> AdaptiveSphericalSoftmax:
     layer = AdaptiveSphericalSoftmax(d, D, FREQUENT)
     assert isinstance(layer.tail, FactoredHead)
-    for rows in layer.tail.V.split(2**18):  # memory that was never written would be paid for in the steps
+    for rows in layer.tail.V.split(2**18):  # write the memory once: otherwise its page faults would count in the steps
         rows.mul_(1)
     return layer.eval()
 
@@ -77,7 +77,7 @@ def growth(N: int, d: int, classes: tuple[int, ...], repeats: int) -> list[Row]:
 
 
 def scores(N: int, d: int, D: int, seconds: float) -> list[Row]:
-    """Log-probabilities of N targets under each model, exact for each; ours beside each of the others, in turns."""
+    """Log-probabilities of N targets under each model, each exact; ours and each of the others in turns."""
     layer, family, data = started(d, D), family_scorer(d, D), batches(N, d, D)
 
     def ours() -> Tensor:
@@ -119,7 +119,7 @@ def adaptive_scorer(d: int, D: int) -> Step:
 
 
 def family_scorer(d: int, D: int) -> Step:
-    """The plain family: the loss of the statistics is the exact score."""
+    """The plain family: the loss of the statistics is the exact negative log-likelihood."""
     head, loss = FactoredHead(d, D, init="zero").eval(), TaylorSoftmaxLoss(reduction="none")
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""From which number of classes on a head is the fastest: ``python -m benchmarks.crossover``.
+"""The number of classes from which a head is the fastest: ``python -m benchmarks.crossover``.
 
 A training step of each head (forward, backward, SGD), interleaved (A B C A B C ...), for growing D. The figures go to
 results/crossover.json, and ``python -m benchmarks.publish`` writes them into the documentation.
@@ -21,7 +21,7 @@ SIZES = [(N, d) for N in (250, 2048) for d in (64, 128, 256, 512)]
 CLASSES = [250 * 2**k for k in range(10)]  # up to 128,000
 NAMES = {"dense": "DenseHead", "gram": "GramHead", "factored": "FactoredHead"}
 PAIRS = [("dense", "gram"), ("dense", "factored"), ("gram", "factored")]
-CLEAR = 3.0  # once the factored head is this many times faster than both others, a larger D brings nothing new
+CLEAR = 3.0  # once the factored head is this many times faster than both others, a larger D tells nothing new
 
 
 def measure(N: int, d: int, D: int, repeats: int) -> Row:
@@ -51,9 +51,9 @@ def sweep(N: int, d: int, repeats: int) -> list[Row]:
 
 
 def crossover(rows: list[Row], slow: str, fast: str) -> float | None:
-    """The D from which on ``fast`` is faster than ``slow``, between two measured ones on log scales.
+    """The D from which ``fast`` is faster than ``slow``, interpolated between two measured D on log scales.
 
-    0 if it is faster at every D measured, None if it is not at the largest.
+    0 if it is faster at every measured D, None if it is slower at the largest.
     """
     gains = [(math.log(row["D"]), math.log(row[slow][0] / row[fast][0])) for row in rows]
     behind = [i for i, (_, gain) in enumerate(gains) if gain <= 0]
@@ -93,7 +93,7 @@ def table(rows: list[Row]) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="From which number of classes on a head is the fastest.")
+    parser = argparse.ArgumentParser(description="The number of classes from which a head is the fastest.")
     parser.add_argument("--repeats", type=int, default=9, help="repetitions of each step, of which the median counts")
     repeats: int = parser.parse_args().repeats
     rows: list[Row] = []

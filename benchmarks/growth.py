@@ -45,7 +45,7 @@ def dense_seconds(D: int) -> float:
 
 
 def draw(rows: list[Row], dense: dict[int, float], path: Path) -> None:
-    """Step time against D, N and d, log-log, and beside the first the dense step."""
+    """Step time against D, N and d on log-log axes, and the dense step against D."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -63,6 +63,6 @@ def draw(rows: list[Row], dense: dict[int, float], path: Path) -> None:
         axes.set(xlabel=name, title=others(name))
         axes.legend(fontsize="small")
         axes.grid(alpha=0.3)
-    with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same figures, the same file
+    with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same figures give the same file
         figure.savefig(path, metadata={"Date": None})
     print(f"  picture: {path}")

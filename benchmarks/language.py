@@ -16,7 +16,7 @@ from spherical_loss.experiments.training.tasks import RATES
 
 N, D = 250, 115_517
 OUTPUT_GOAL, STEP_GOAL = 50.0, 10.0
-TURNS = 20  # steps of ours beside one of the slow one, each timed by itself
+TURNS = 20  # of our steps for each step of the slow one, each timed separately
 PART_NAMES = {"output": "output layer", "whole": "whole step"}
 
 
@@ -49,7 +49,7 @@ class Step:
         self.optimizer.step()
 
     def output(self) -> None:
-        """Forward, backward and step of the output layer; the trunk, which gets no gradient, is left alone."""
+        """Forward pass, backward pass and step of the output layer; the trunk gets no gradient and does not change."""
         _, hidden, target = self.batch()
         hidden = hidden.detach().requires_grad_()
         self.optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""TaylorSoftmaxLoss against what people use: forward and backward, float32, with the memory copy as the limit.
+"""TaylorSoftmaxLoss against what people use: forward and backward pass in float32, with a memory copy as the limit.
 
 The peers: F.cross_entropy, eager and compiled, the losses of the package entmax, and a Taylor softmax written with torch
 operations, as a reader of the paper would write it.
@@ -16,7 +16,7 @@ from benchmarks.timing import Work, interleaved, peak_memory, readable, show, wi
 from spherical_loss import TaylorSoftmaxLoss
 
 REFERENCE = "F.cross_entropy"
-# N, D, repetitions, and those of the peers' round: at the largest size a loss of entmax takes a quarter of a minute.
+# N, D, repetitions, and those of the peers' round: at the largest size a loss of entmax takes 15 seconds.
 SIZES = [(4096, 50_000, 7, 3), (250, 10_000, 60, 30), (200, 10, 2000, 1000)]
 TARGETS = {(4096, 50_000): (2.5, 5.0), (250, 10_000): (2.0, None), (200, 10): (1 / 1.3, None)}
 
@@ -28,11 +28,11 @@ def naive_taylor_softmax(o: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def compiled_cross_entropy() -> Any:
-    """``F.cross_entropy`` compiled, or None where torch finds no compiler."""
+    """``F.cross_entropy`` compiled, or None if torch finds no compiler."""
     compiled = torch.compile(F.cross_entropy)
     try:
         compiled(torch.zeros(2, 3), torch.tensor([0, 1]))
-    except Exception as error:  # torch raises whatever its back end does
+    except Exception as error:  # torch raises any error of its back end
         print(f"  F.cross_entropy compiled: left out, torch.compile failed ({type(error).__name__})")
         return None
     return compiled
@@ -54,8 +54,8 @@ def mean_of(loss: Any, o: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def contenders(N: int, D: int) -> tuple[list[dict[str, Work]], torch.Tensor]:
-    """Two rounds, each with F.cross_entropy as its reference: ours, and the other peers, some of which need ten times the
-    memory of the logits and would leave ours with caches and pages in disorder."""
+    """Two rounds, each with F.cross_entropy as its reference: one for ours, and one for the other peers, some of which need ten
+    times the memory of the logits and would disturb the caches and pages of ours."""
     torch.manual_seed(0)
     o = torch.randn(N, D, requires_grad=True)
     target, copy, logits = torch.randint(D, (N,)), torch.empty(N, D), o.detach()
@@ -63,9 +63,9 @@ def contenders(N: int, D: int) -> tuple[list[dict[str, Work]], torch.Tensor]:
 
     def forward_backward(loss: Any, o: torch.Tensor) -> None:
         loss(o, target).backward()
-        o.grad = None  # here, so that the gradient counts as memory of this run
+        o.grad = None  # freed here, so that the gradient counts as memory of this run
 
-    spare = torch.randn(N, D, requires_grad=True)  # its contents are lost
+    spare = torch.randn(N, D, requires_grad=True)  # overwritten
     reference: dict[str, Work] = {REFERENCE: lambda: forward_backward(F.cross_entropy, o)}
     ours: dict[str, Work] = {
         "F.cross_entropy(1.5*o)": lambda: forward_backward(lambda o, target: F.cross_entropy(1.5 * o, target), o),
@@ -90,7 +90,7 @@ def compare(N: int, D: int, repeats: int, peer_repeats: int) -> list[dict[str, A
             if name == REFERENCE and rows:
                 continue
             t, speed = times[name].spread, times[REFERENCE].over(times[name])
-            large = logits.nbytes > 2**24  # what is smaller is not seen
+            large = logits.nbytes > 2**24  # smaller amounts cannot be measured
             memory = peak_memory(work[name], warm=True) / logits.nbytes if large else None
             rows.append({"N": N, "D": D, "name": name, "seconds": t, "speed": speed, "memory": memory})
             quartiles = f"{readable(t.low)} .. {readable(t.high)}"

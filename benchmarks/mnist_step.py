@@ -1,6 +1,6 @@
-"""The engine's MNIST training step beside a plain PyTorch script of the same network, with the same random images.
+"""Our MNIST training step against a plain PyTorch script of the same network, with the same random images.
 
-The plain script and the engine take turns, step by step. The data pipeline is timed on its own too.
+The two take turns, step by step. The data pipeline is timed separately, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def plain_network() -> nn.Sequential:
 
 
 def plain_step(data: Images) -> Callable[[Tensor], None]:
-    """What one would write without the engine: images as float tensors, torch's own network, loss and optimizer."""
+    """What one would write without this package: images as float tensors, torch's own network, loss and optimizer."""
     x_all = ((data.images.permute(0, 3, 1, 2).float() - 33) / 78).contiguous(memory_format=torch.channels_last)
     network = plain_network()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub leaves it out
@@ -76,7 +76,7 @@ def engine_step(data: Images, loss_name: str) -> Callable[[Tensor], None]:
 
 
 def compare(loss_name: str, repeats: int) -> Row:
-    """The plain step with cross-entropy, the engine's step with this loss, and the making of a batch, in turn."""
+    """The plain step with cross-entropy, the engine's step with this loss, and the time to make a batch, in turns."""
     torch.manual_seed(0)
     data = random_images()
     plain, engine = plain_step(data), engine_step(data, loss_name)

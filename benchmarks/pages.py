@@ -19,12 +19,12 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 
 
 def code(name: str) -> str:
-    """A name of Python in the way of code."""
+    """A Python name, formatted as code."""
     return name if " " in name else f"`{name}`"
 
 
 def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """What stands between the marks, by the page (in docs/) and the name of the marks."""
+    """The text between the marks, by the page (in docs/) and the name of the marks."""
     crossings: list[Row] = stored("crossover")
     parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "quality": quality}
     return {
@@ -79,11 +79,12 @@ def gain(crossings: list[Row], N: int = 250) -> str:
 
 def refactoring(measured: dict[str, Any]) -> str:
     (found,), ours = measured["refactoring"], measured["side-by-side"][0]
-    when = "came by itself after" if found["by_itself"] else "was not due before"
+    when = "became due after" if found["by_itself"] else "was not due before"
     return (
         f"At N={ours['N']}, d={ours['d']}, D={ours['D']:,} refactoring took {readable(found['duration'])}, and {when} "
-        f"{found['steps']:,} steps with 16 batches for ever at a rate of {found['lr']:,g}: {found['share']:.1%} of the time. "
-        f"A step of the benchmark reaches {ours['of_matmul']:.0%} of the machine's rate of matrix products: its own are small."
+        f"{found['steps']:,} steps that repeat 16 batches at a rate of {found['lr']:,g}: {found['share']:.1%} of the time. "
+        f"A step of the benchmark reaches {ours['of_matmul']:.0%} of the speed of a large matrix product, because its matrices "
+        "are small."
     )
 
 
@@ -97,7 +98,7 @@ def small(rows: list[Row]) -> str:
 
 
 def side_by_side(rows: list[Row]) -> str:
-    """A table for every size: what it takes, as a multiple of ours, and the memory."""
+    """A table for every size: the time, as a multiple of ours, and the memory."""
     parts = []
     for size in dict.fromkeys(row["size"] for row in rows):
         here = [row for row in rows if row["size"] == size]
@@ -109,8 +110,8 @@ def side_by_side(rows: list[Row]) -> str:
                 ["a training step", "", "median (quartiles)", "of FactoredHead's", "memory beyond the weights"],
                 cells,
             )
-            + f"\n\nFactoredHead: {ours['of_matmul']:.0%} of its time are its products at the rate of a large matrix product, "
-            f"{ours['of_copy']:.0%} its bytes at the rate of a large copy."
+            + f"\n\nFactoredHead: its matrix products at the speed of a large one would take "
+            f"{ours['of_matmul']:.0%} of its time, its memory traffic at the speed of a large copy {ours['of_copy']:.0%}."
         )
     return "\n\n".join(parts)
 

@@ -1,6 +1,6 @@
 """The parts of the benchmark; a new comparison is an entry here. The figures go to bench.json in the folder of the results.
 
-Ratios of medians of interleaved repetitions (A B A B ...). The largest sizes need some 16 GiB of memory.
+Ratios of medians of interleaved repetitions (A B A B ...). The largest sizes need about 16 GiB of memory.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 
 
 def measure(parts: Sequence[str], results: Path) -> Path:
-    """Run these parts and put their figures beside those of other parts; the file is written after each."""
+    """Run these parts and add their figures to those of other parts; the file is written after each."""
     if sys.platform != "linux":
-        raise SystemExit(f"the benchmark measures peak memory through /proc, which {sys.platform} has not: it needs Linux")
+        raise SystemExit(
+            f"the benchmark measures peak memory through /proc, which {sys.platform} does not have: it needs Linux"
+        )
     results.mkdir(parents=True, exist_ok=True)
     path = results / "bench.json"
     stored = json.loads(path.read_text()) if path.exists() else {}
@@ -46,7 +48,7 @@ def measure(parts: Sequence[str], results: Path) -> Path:
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {measured['machine']['capability']}")
     for name in parts:
-        if figures := PARTS[name](results):  # none of a part that was left out
+        if figures := PARTS[name](results):  # empty for a part that was left out
             measured[name] = figures
         path.write_text(json.dumps(measured, indent=1) + "\n")
     print_summary({name: measured[name] for name in parts if name in measured})

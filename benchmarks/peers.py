@@ -38,12 +38,12 @@ def fused_softmax(d: int, D: int, lr: float = 0.1) -> Step:
 
 
 def sampled_softmax(d: int, D: int, negatives: int, lr: float = 0.1) -> Step:
-    """Shared negatives from a log-uniform distribution, corrected for it, sparse gradients: an approximation."""
+    """Shared negatives from a log-uniform distribution, with its correction, and sparse gradients: an approximation."""
     return trained(SampledSoftmax(d, D, negatives), lr)
 
 
 class NoiseContrastive(SampledSoftmax):
-    """Tells targets from noise, with the outputs as unnormalized log-probabilities: an approximation.
+    """Noise-contrastive estimation, with the outputs as unnormalized log-probabilities: an approximation.
 
     Reference: A. Mnih, Y. W. Teh, A fast and simple algorithm for training neural probabilistic language models, 2012.
     """
@@ -62,7 +62,7 @@ def noise_contrastive(d: int, D: int, negatives: int, lr: float = 0.1) -> Step:
 
 
 def adaptive_softmax(d: int, D: int, lr: float = 0.1) -> Step:
-    """``nn.AdaptiveLogSoftmaxWithLoss``: a model of its own, with smaller matrices for rarer classes."""
+    """``nn.AdaptiveLogSoftmaxWithLoss``: a different model, with smaller matrices for rarer classes."""
     return trained(AdaptiveSoftmax(d, D), lr)
 
 

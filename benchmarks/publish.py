@@ -1,6 +1,6 @@
 """Write the measured figures of results/ into README.md and docs/: ``python -m benchmarks.publish``.
 
-Each table stands between ``<!-- name -->`` and ``<!-- end name -->``; nothing between them is written by hand.
+Each table is between ``<!-- name -->`` and ``<!-- end name -->``; nothing between them is written by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def losses_table(rows: list[dict[str, Any]]) -> str:
 
 
 def heads_table(gram: list[dict[str, Any]], steps: list[dict[str, Any]]) -> str:
-    """What the exact heads replace, as a multiple of our time."""
+    """The time of what the exact heads replace, as a multiple of ours."""
     table, ours = [], ""
     for row in gram:
         if row["name"].startswith("GramHead"):
@@ -77,12 +77,12 @@ def stored_figures() -> dict[str, Any]:
     if missing := [part for part in PARTS if part not in measured]:
         sys.exit(f"{path} has no figures of {', '.join(missing)}: python -m benchmarks {' '.join(missing)}")
     if not (RESULTS / "crossover.json").exists():
-        sys.exit(f"{RESULTS / 'crossover.json'} is not there: python -m benchmarks.crossover")
+        sys.exit(f"{RESULTS / 'crossover.json'} is missing: run python -m benchmarks.crossover")
     return measured
 
 
 def generated(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """What stands between the marks, by the page and the name of the marks."""
+    """The text between the marks, by the page and the name of the marks."""
     options = scale.parser_of_options().parse_args([])
     return {
         ("README.md", "headline"): headline(measured),

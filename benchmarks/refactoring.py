@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.steps import WORD_MODEL, FactoredStep, Row
 
-# Sixteen batches for ever at a high rate, for a head that comes to know them by heart: with targets that do not repeat, the
-# condition of U grows far more slowly at any rate.
+# A hard case: the same sixteen batches again and again at a high rate, so that the head memorizes them. With targets that do
+# not repeat, the condition number of U grows far more slowly at any rate.
 STRESS, REPEATED = 1_000.0, 16
 
 
@@ -22,9 +22,9 @@ def run() -> list[Row]:
 
 
 def refactoring(step: FactoredStep, most: int = 20_000) -> Row:
-    """The share of the time that refactoring takes, from one to the next with all the frames in between.
+    """The share of the time that refactoring takes, measured from one to the next with all the frames in between.
 
-    The next one comes by itself, or is made after ``most`` steps.
+    The next one happens when it is due, or is forced after ``most`` steps.
     """
     head = step.head
     seconds: list[float] = []

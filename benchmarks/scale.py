@@ -1,6 +1,6 @@
-"""What a step of the sharded factored head would cost past these machines: ``python -m benchmarks.scale``.
+"""What a step of the sharded factored head would cost on larger machines: ``python -m benchmarks.scale``.
 
-Nothing here is measured but one number: the share of the matrix-multiplication rate that a step of one process reaches
+Only one number here is measured: the share of the matrix-multiplication rate that a step of one process reaches
 (results/bench.json, from ``make bench``). The rest is the formula of docs/scale.md with figures that can be replaced:
 
     python -m benchmarks.scale --rate 67e12 --bandwidth 50e9 --batch 512
@@ -17,7 +17,7 @@ from benchmarks.timing import RESULTS, readable, show
 
 
 class Step(NamedTuple):
-    """One rank of R, with n examples each, N = R n in all."""
+    """One rank of R, with n examples each, N = R n in total."""
 
     rows: int
     memory: float
@@ -38,7 +38,7 @@ def step(D: int, ranks: int, n: int, d: int, rate: float, bandwidth: float, late
     ring = (ranks - 1) / ranks
     target_rows, records = 4 * N * d, 4 * N * (3 * d + 3) + 16 * N
     exchanged = ring * (2 * target_rows + records)
-    network = exchanged / bandwidth + 6 * 2 * (ranks - 1) * latency  # six collectives a step
+    network = exchanged / bandwidth + 6 * 2 * (ranks - 1) * latency  # six collectives per step
     return Step(rows, 4.0 * rows * d, exchanged, step_flops(N, d) / rate, network)
 
 
@@ -46,7 +46,7 @@ def measured_efficiency() -> float:
     """The share of the matrix-multiplication rate that the step reaches here."""
     path = RESULTS / "bench.json"
     if not path.exists():
-        raise SystemExit(f"{path} is not there yet; make it with: make bench")
+        raise SystemExit(f"{path} is missing; make it with: make bench")
     rows = json.loads(path.read_text()).get("side-by-side", [])
     shares = [row["of_matmul"] for row in rows if "of_matmul" in row]
     if not shares:

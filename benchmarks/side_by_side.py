@@ -1,7 +1,7 @@
 """Whole training steps of large output layers, ours and what people use instead, at three sizes: time and peak memory.
 
-Every contender does forward, backward and an SGD step from hidden vectors that need a gradient. Each peer takes turns with
-ours, one of them in memory at a time.
+Every contender does a forward pass, a backward pass and an SGD step from hidden vectors that need a gradient. Each peer takes
+turns with ours, and one peer is in memory at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES: dict[str, Size] = {  # N, d, D
     "GPT-2-sized head": (8192, 768, 50_257),
     "item catalogue": (1024, 128, 3_000_000),
 }
-SECONDS = 5.0  # of a peer's repetitions, about
+SECONDS = 5.0  # about, for a peer's repetitions
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[int, int], Step]]] = {
@@ -51,10 +51,10 @@ CONTENDERS: dict[str, tuple[str, Callable[[int, int], Step]]] = {
 
 
 def needed(name: str, N: int, d: int, D: int) -> int:
-    """Bytes that a contender needs at least: weights and their gradient, and where there are logits, those, thrice.
+    """The fewest bytes that a contender needs: weights and their gradient, and, if it has logits, three times those.
 
-    These are the logits, their log-softmax, which the backward pass needs, and the gradient. F.linear_cross_entropy of
-    torch 2.13 has them too, on the CPU: its peak memory is that of the dense layer.
+    The three are the logits, their log-softmax, which the backward pass needs, and the gradient. F.linear_cross_entropy of
+    torch 2.13 needs them, too, on the CPU: its peak memory is that of the dense layer.
     """
     logits = 3 * N * D if name.startswith(("dense", "F.linear_cross_entropy")) else 0
     return 4 * (2 * d * D + logits)
@@ -86,7 +86,7 @@ def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS) -> lis
 
 
 def against(ours: Work, step: Step, data: Iterator[tuple[Tensor, Tensor]], seconds: float) -> Row:
-    """A peer in turns with ours: as often as ``seconds`` allow, and ours several times beside a slow one."""
+    """A peer in turns with ours, for about ``seconds``; beside a slow peer, ours runs several times per turn."""
 
     def peer() -> None:
         step(*next(data))
@@ -104,7 +104,7 @@ def against(ours: Work, step: Step, data: Iterator[tuple[Tensor, Tensor]], secon
 
 
 def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
-    """Our own row: the median over all turns, and how far it is from what the machine could do."""
+    """Our own row: the median over all turns, and how far it is from the limits of the machine."""
     spread = sorted((row["ours"] for row in rows if row["seconds"] is not None), key=lambda t: t.median)
     time = spread[len(spread) // 2]
     flops, moved = step_flops(N, d), step_bytes(N, d)
@@ -130,8 +130,8 @@ def run() -> list[Row]:
         rows += found
         title = f"A training step, {size}: N={N:,}, d={d}, D={D:,}"
         show(title, ["", "", "median", "quartiles", "of ours", "memory beyond the weights"], [cells(row) for row in found])
-        print(f"  ours: {found[0]['of_matmul']:.0%} of the time are products at the rate of a large matrix product, ", end="")
-        print(f"{found[0]['of_copy']:.0%} are bytes at the rate of a copy")
+        print(f"  ours: {found[0]['of_matmul']:.0%} of the time would be matrix products at the speed of a large one, ", end="")
+        print(f"{found[0]['of_copy']:.0%} memory traffic at the speed of a copy")
     return rows
 
 

@@ -20,15 +20,15 @@ WORD_MODEL = (250, 300, 793_471)  # N, d, and the vocabulary of One Billion Word
 
 
 def learning_rate(d: int, D: int) -> float:
-    """The same change of the weights at every size: 30 for the word model, where of 1, 10, 30, 100, 300 and 1,000 the loss of
-    400 steps ends lowest."""
+    """A rate with the same change of the weights at every size: 30 for the word model, which gives the lowest loss after 400
+    steps among 1, 10, 30, 100, 300 and 1,000."""
     return 30 * (D / 793_471) * (300 / d)
 
 
 def batches(N: int, d: int, D: int, seed: int = 0, count: int = 16) -> Any:
-    """Hidden vectors as after rectifiers, ``count`` batches for ever; targets as frequent as words are, two million of them.
+    """An endless cycle of ``count`` batches of hidden vectors, as after a ReLU, and of two million targets, like words.
 
-    Made beforehand. With targets that repeat as soon as the hidden vectors do, a head would come to know them by heart.
+    All are made beforehand. If the targets repeated as soon as the hidden vectors do, a head would memorize them.
     """
     generator = torch.Generator().manual_seed(seed)
     hidden = [(0.3 + 0.5 * torch.randn(N, d, generator=generator)).relu().requires_grad_() for _ in range(count)]
@@ -54,7 +54,7 @@ class FactoredStep:
 
     def __init__(self, N: int, d: int, D: int, lr: float | None = None) -> None:
         self.head = FactoredHead(d, D, init="zero")
-        for rows in self.head.V.split(2**18):  # memory that was never written would be paid for in the steps
+        for rows in self.head.V.split(2**18):  # write the memory once: otherwise its page faults would count in the steps
             rows.fill_(0)
         self.optimizer = FactoredSGD(self.head, learning_rate(d, D) if lr is None else lr)
         self.loss, self.batches = TaylorSoftmaxLoss(), batches(N, d, D)
@@ -67,5 +67,5 @@ class FactoredStep:
 
 
 def step_flops(N: int, d: int) -> float:
-    """Products of a step with N > d / 2: six of N d^2 (as if all targets were distinct), two of d^3."""
+    """Operations of the matmuls of a step with N > d / 2: six of N d^2 (as if all targets were distinct), two of d^3."""
     return 12 * N * d**2 + 4 * d**3

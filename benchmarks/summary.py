@@ -1,4 +1,4 @@
-"""What the heads are to reach, and what was measured, in one table."""
+"""The goals of the heads and what was measured, in one table."""
 
 from __future__ import annotations
 

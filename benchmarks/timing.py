@@ -35,10 +35,10 @@ class Times:
         return spread([seconds for turns in self.rounds for seconds in turns])
 
     def over(self, other: Times) -> Spread:
-        """How many times longer than the other it took, round by round: what slows a whole round down falls out.
+        """How many times longer than the other it took, round by round: what slows down a whole round cancels.
 
-        Within a round it is the mean of the turns that counts, since the one long turn of a slow contender has its
-        disturbances in it, too, and since some steps do more than others.
+        Within a round the mean of the turns counts, since the one long turn of a slow contender includes its disturbances, too,
+        and since some steps do more than others.
         """
         pairs = zip(self.rounds, other.rounds, strict=True)
         return spread([statistics.fmean(ours) / statistics.fmean(theirs) for ours, theirs in pairs])
@@ -47,7 +47,7 @@ class Times:
 def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None) -> dict[str, Times]:
     """Time every contender in turn (A B A B ...), so that a noisy machine does not favour one.
 
-    ``turns`` says how many times in a row a contender runs, one if it is not named: A B B B A B B B ... for a slow A.
+    ``turns`` gives how many times in a row a contender runs, by default once: A B B B A B B B ... for a slow A.
     """
     times = {name: Times() for name in work}
     for repeat in range(warmup + repeats):
@@ -74,15 +74,15 @@ def spread(values: list[float]) -> Spread:
 def peak_memory(run: Work, warm: bool = False) -> int:
     """Bytes of resident memory that ``run()`` needs beyond what was there before, at its peak (Linux).
 
-    It has to have run before (``warm``): what stays allocated from then on is there before. So a gradient counts if ``run``
-    frees it in the end, and does not if it leaves it for the next one to free.
+    ``run`` must have run before (``warm``), so that what stays allocated does not count. A gradient counts if ``run`` frees it
+    at its end, and does not if it leaves it for the next call to free.
     """
     if not warm:
         run()
     gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # freed memory that glibc keeps is not there before
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # return the freed memory that glibc keeps
         libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from the present
+    Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from the current value
     before = _status("VmRSS")
     run()
     return max(0, _status("VmHWM") - before)
@@ -96,7 +96,7 @@ def _status(key: str) -> int:
 
 
 def matmul_rate(n: int = 2048, repeats: int = 10) -> float:
-    """Floating-point operations per second of a large float32 product."""
+    """Floating-point operations per second of a large float32 matrix product."""
     a = torch.randn(n, n)
     return 2 * n**3 / interleaved({"matmul": lambda: a @ a}, repeats)["matmul"].spread.median
 

@@ -1,11 +1,11 @@
-"""Train a model of a million classes on a laptop, start to end: checkpoints, evaluation, export.
+"""Train a model with a million classes on a laptop, from start to end: checkpoints, evaluation, export.
 
     python examples/million_classes.py --folder runs/million
 
 The task is to predict the next item of a shop with a catalogue of a million. The data are made up, with a structure to find: an
 item is a pair (brand, model), popular ones are much more frequent than others, and after an item comes, nine times out of ten,
 the one item that goes with it. So no model can be right more often than that, and guessing the most popular item is almost
-never right. Stop the program when you like: the same command goes on from the last checkpoint.
+never right. Stop the program when you like: the same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss
 
-DENSE_CLASSES = 16_384  # of the dense step that is measured; its time is proportional to them
+DENSE_CLASSES = 16_384  # of the measured dense step, whose time is proportional to them
 
 
 class Shop:
@@ -86,7 +86,7 @@ def main() -> None:
     checkpoint = options.folder / "checkpoint.pt"
     first = load(checkpoint, parts) if checkpoint.exists() else 0
     if first:
-        print(f"going on from step {first}")
+        print(f"resuming from step {first}")
 
     seconds, dense_seconds = [], []
     bar = tqdm(range(first, options.steps), initial=first, total=options.steps, unit="step")
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def save(path: Path, parts: list[Any], step: int) -> None:
-    """Under another name first: a program that is killed while it writes leaves the last checkpoint as it was."""
+    """Write under another name first: a program that is killed while writing leaves the last checkpoint intact."""
     partial = path.with_suffix(".partial")
     torch.save({"step": step, "parts": [part.state_dict() for part in parts]}, partial)
     partial.replace(path)

@@ -4,8 +4,8 @@
 
 Each rank keeps its share of the rows of the output layer and brings its own minibatches; the trunk is replicated with
 DistributedDataParallel. When a rank dies the others stop, and torchrun starts all of them again, here three times at most: they
-go on from the last checkpoint. So does the same command later, with this or another number of processes. The task is made up:
-to tell which of many classes a noisy vector belongs to.
+resume from the last checkpoint. So does the same command later, with this or another number of processes. The task is made up:
+to find which of many classes a noisy vector belongs to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def batch(step: int, rank: int, size: int, classes: int) -> tuple[torch.Tensor, 
 
 
 def load(folder: Path, head: FactoredHead, trunk: nn.Module, rank: int) -> None:
-    """The newest checkpoint that is whole, if there is one; what was being written when a process died has another name."""
+    """Load the newest complete checkpoint, if there is one; one that was being written when a process died has another name."""
     for checkpoint in sorted(folder.glob("step-*"), key=lambda path: -int(path.name.split("-")[1])):
         try:
             state = files.load(checkpoint / "trunk.pt")
@@ -46,7 +46,7 @@ def load(folder: Path, head: FactoredHead, trunk: nn.Module, rank: int) -> None:
             continue
         trunk.load_state_dict(state)
         if rank == 0:
-            print(f"going on from {checkpoint.name}", flush=True)
+            print(f"resuming from {checkpoint.name}", flush=True)
         return
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="examples of each rank")
     parser.add_argument("--lr", type=float, default=300.0, help="of the output layer")
     options = parser.parse_args()
-    with process_group("gloo", timeout=timedelta(minutes=5)) as group, only_job(options.folder):  # nobody waits for longer
+    with process_group("gloo", timeout=timedelta(minutes=5)) as group, only_job(options.folder):  # the longest wait
         train(options, group)
     end()
 

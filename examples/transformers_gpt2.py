@@ -2,9 +2,9 @@
 
     python examples/transformers_gpt2.py --text corpus.txt
 
-The model is built from a config, so nothing is downloaded. It is trained twice on the same text: as it is, and with a GramHead
-that shares its weight with the input embedding, as ``lm_head`` does. Compare the step times and the memory; the losses are
-logarithms of different distributions. Without ``--text`` it reads Python's own help pages.
+The model is built from a config, so nothing is downloaded. Two copies are trained on the same text: one as it is, and one
+with a GramHead that shares its weight with the input embedding, as ``lm_head`` does. Compare the step times and the memory;
+the losses are logarithms of different distributions. Without ``--text`` it reads Python's own help pages.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def cross_entropy(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def train(kind: str, words: Words, options: argparse.Namespace) -> Report:
-    """Train one of the two models, in a process of its own: the peak of the memory is that of the process."""
+    """Train one of the two models in its own process, since the peak memory is that of the process."""
     torch.manual_seed(0)
     model: nn.Module = GramGPT2(config(options), SphericalSoftmaxLoss()) if kind == "gram" else GPT2LMHeadModel(config(options))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
@@ -118,7 +118,7 @@ def train(kind: str, words: Words, options: argparse.Namespace) -> Report:
         seconds.append(time.perf_counter() - start)
         losses.append(value.item())
     torch.save(model.state_dict(), options.folder / f"{kind}.pt")
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # what the system counts in: bytes or KiB
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # the unit of the system: bytes or KiB
     return Report(losses, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
 

@@ -1,4 +1,4 @@
-"""The million-class example with a few thousand classes: it learns, goes on where it was stopped, and exports."""
+"""The million-class example with a few thousand classes: it learns, resumes where it was stopped, and exports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_goes_on_from_the_checkpoint(tmp_path, monkeypatch, capsys):
             run(patch, stopped, 200)
     assert state(stopped)["step"] == 100
     run(monkeypatch, stopped, 200)
-    assert "going on from step 100" in capsys.readouterr().out
+    assert "resuming from step 100" in capsys.readouterr().out
     for part, expected in zip(state(stopped)["parts"][:2], state(whole)["parts"][:2], strict=True):
         for name, value in expected.items():
             torch.testing.assert_close(part[name], value)

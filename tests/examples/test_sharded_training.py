@@ -54,7 +54,7 @@ def trained(folder: Path, deaths: str, restarts: int) -> tuple[int, list[str], s
     options = ("--folder", str(folder), "--classes", str(CLASSES), "--steps", str(STEPS), "--every", "20")
     launcher = ("--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts))
     code, output = run(torchrun(program, deaths, str(SCRIPT), *options, options=launcher))
-    return code, [line.split()[-1] for line in output.splitlines() if line.startswith("going on from")], output
+    return code, [line.split()[-1] for line in output.splitlines() if line.startswith("resuming from")], output
 
 
 def weights(folder: Path) -> torch.Tensor:
