@@ -366,7 +366,7 @@ BAD = {
     "a negative frequency": ({"frequencies": torch.arange(30) - 5.0}, ValueError, "positive and finite"),
     "a frequency that is not a number": ({"frequencies": torch.full((30,), torch.nan)}, ValueError, "positive and finite"),
     "no likelihood": ({"loss": sl.ZLoss(1, 1)}, ValueError, "ZLoss does not model probabilities.*TaylorSoftmaxLoss"),
-    "not of the family": ({"loss": sl.SoftmaxLoss()}, TypeError, "SoftmaxLoss.*not a loss of the spherical family"),
+    "not of the family": ({"loss": sl.SoftmaxLoss()}, TypeError, "SoftmaxLoss.*needs a loss of the spherical family"),
     "label smoothing": ({"loss": sl.TaylorSoftmaxLoss(label_smoothing=0.1)}, ValueError, "label_smoothing=0.1"),
     "class weights": ({"loss": sl.TaylorSoftmaxLoss(weight=torch.ones(25))}, ValueError, "weight per class"),
     "an unknown tail": ({"tail": "spherical"}, ValueError, "tail 'spherical' is not known; use one of factored"),

@@ -84,8 +84,8 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         folder.history()
 
 
-def test_a_file_in_the_way(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
     RunFolder(tmp_path, RUN).path.write_text("")
-    with pytest.raises(UserError, match=r"in the way.*--out"):
+    with pytest.raises(UserError, match=r"is not a folder.*--out"):
         RunFolder(tmp_path, RUN).create()
