@@ -34,7 +34,6 @@ class AdaptiveStep:
         self.layer = started(d, D)
         self.layer.train()
         tail = self.layer.tail
-        assert isinstance(tail, FactoredHead)
         square = next(batches(N, d, D))[0].square().sum(1).mean().item()
         lr = suggested_lr(tail, self.layer.loss, N, square)
         self.optimizers = torch.optim.SGD(self.layer.parameters(), lr=0.1), FactoredSGD(tail, lr)
@@ -51,7 +50,6 @@ class AdaptiveStep:
 
 def started(d: int, D: int) -> AdaptiveSphericalSoftmax:
     layer = AdaptiveSphericalSoftmax(d, D, FREQUENT)
-    assert isinstance(layer.tail, FactoredHead)
     for rows in layer.tail.V.split(2**18):  # write the memory once: otherwise its page faults would count in the steps
         rows.mul_(1)
     return layer.eval()

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from spherical_loss import FactoredHead, FactoredSGD, TaylorSoftmaxLoss
+from spherical_loss import AdaptiveSphericalSoftmax, FactoredSGD
+from spherical_loss.learning_rate import suggested_lr
 
 DENSE_CLASSES = 16_384  # of the measured dense step, whose time is proportional to them
 
@@ -41,6 +42,10 @@ class Shop:
         goes_with = self.brand_after[item // self.models] * self.models + self.model_after[item % self.models]
         follows = torch.rand(size, generator=generator) < 0.9
         return item, torch.where(follows, goes_with, other) % self.items
+
+    def sales(self, size: int) -> Tensor:
+        """How often each item was sold before, (items,)."""
+        return torch.bincount(self.batch(-2, size)[1], minlength=self.items)
 
     def _drawn(self, size: int, generator: torch.Generator) -> Tensor:
         brand, model = torch.multinomial(self.popularity, 2 * size, replacement=True, generator=generator).view(2, size)
@@ -69,20 +74,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--every", type=int, default=1000, help="steps between checkpoints")
-    parser.add_argument("--step-size", type=float, default=0.2, help="rate of the output layer, as a share of D / d")
+    parser.add_argument("--frequent", type=int, default=2000, help="items of the softmax; all others are in the tail")
+    parser.add_argument("--tail-rate", type=float, default=1.0, help="rate of the tail, as a multiple of the suggested one")
     parser.add_argument("--queries", type=int, default=500, help="held-out examples of an evaluation")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
 
     torch.manual_seed(0)
-    D, d, loss = options.classes, options.d, TaylorSoftmaxLoss()
+    D, d = options.classes, options.d
     shop = Shop(D)
-    trunk, head = Trunk(shop.models, d), FactoredHead(d, D, init="zero")
-    # Hidden vectors have norm sqrt(d), and the sum in the loss starts at D: steps of the output layer are stable up to D / d.
-    optimizers = [torch.optim.Adam(trunk.parameters(), lr=2e-3), FactoredSGD(head, lr=options.step_size * D / d)]
+    trunk = Trunk(shop.models, d)
+    layer = AdaptiveSphericalSoftmax(d, D, options.frequent, frequencies=shop.sales(200 * options.batch_size) + 1)
+    tail_rate = options.tail_rate * suggested_lr(layer.tail, layer.loss, options.batch_size)
+    optimizers = [
+        torch.optim.Adam([*trunk.parameters(), *layer.parameters()], lr=2e-3),
+        FactoredSGD(layer.tail, lr=tail_rate),
+    ]
     schedules = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.05, options.steps) for o in optimizers]
 
-    parts: list[Any] = [trunk, head, *optimizers, *schedules]
+    parts: list[Any] = [trunk, layer, *optimizers, *schedules]
     checkpoint = options.folder / "checkpoint.pt"
     first = load(checkpoint, parts) if checkpoint.exists() else 0
     if first:
@@ -93,7 +103,7 @@ def main() -> None:
     for step in bar:
         start = time.perf_counter()
         item, target = shop.batch(step, options.batch_size)
-        value = loss(head(trunk(item), target))
+        value = layer(trunk(item), target).loss
         for optimizer in optimizers:
             optimizer.zero_grad()
         value.backward()
@@ -107,11 +117,11 @@ def main() -> None:
             dense_seconds.append(dense_step_seconds(options.batch_size, d, D))
         if (step + 1) % options.every == 0 or step + 1 == options.steps:
             save(checkpoint, parts, step + 1)
-            top1, top10 = accuracy(shop, trunk, head, loss, options.queries)
+            top1, top10 = accuracy(shop, trunk, layer, options.queries)
             bar.write(f"step {step + 1}: loss {value.item():.3f}, right {top1:.1%}, among the first ten {top10:.1%}")
     if seconds:
         report_times(seconds, dense_seconds, D)
-    export(options.folder, head)
+    export(options.folder, layer)
 
 
 def save(path: Path, parts: list[Any], step: int) -> None:
@@ -129,10 +139,10 @@ def load(path: Path, parts: list[Any]) -> int:
 
 
 @torch.no_grad()
-def accuracy(shop: Shop, trunk: nn.Module, head: FactoredHead, loss: TaylorSoftmaxLoss, queries: int) -> tuple[float, float]:
+def accuracy(shop: Shop, trunk: nn.Module, layer: AdaptiveSphericalSoftmax, queries: int) -> tuple[float, float]:
     """How often the next item is the first, and one of the first ten, of all items; exact."""
     item, target = shop.batch(-1, queries)
-    found = head.topk(trunk(item), 10, loss).classes == target.unsqueeze(1)
+    found = layer.topk(trunk(item), 10).classes == target.unsqueeze(1)
     return float(found[:, 0].float().mean()), float(found.any(1).float().mean())
 
 
@@ -153,10 +163,10 @@ def report_times(seconds: list[float], dense_seconds: list[float], D: int) -> No
     print(f"ratio: {dense / ours:.1f}")
 
 
-def export(folder: Path, head: FactoredHead) -> None:
-    """The output layer as an ``nn.Linear``."""
-    torch.save(head.to_linear().state_dict(), folder / "linear.pt")
-    print(f"wrote {folder / 'linear.pt'}, the state of an nn.Linear({head.in_features}, {head.num_classes})")
+def export(folder: Path, layer: AdaptiveSphericalSoftmax) -> None:
+    """The trained output layer; a layer of the same sizes loads it, with the order of the items."""
+    torch.save(layer.state_dict(), folder / "layer.pt")
+    print(f"wrote {folder / 'layer.pt'}, the state of an {type(layer).__name__}({layer.extra_repr()})")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,21 @@ contraction takes it back. In equilibrium the row of class c, of probability :ma
 
 With biases that match the frequencies :math:`E[g_c^2]` is about :math:`2 D \min(p)` for the Taylor softmax: it is the rarest
 classes that limit the rate. For the spherical softmax both limits are those of the Taylor softmax times eps.
+
+**Measured.** Language models with d = 128 and N = 250, trained on 300,000 words with a rate that falls to a tenth, and their
+validation perplexity by the first rate of the output layer:
+
+=========================================  =========  ================================================
+text, head, loss                           suggested  measured
+=========================================  =========  ================================================
+Penn Treebank, factored, Taylor            150        15: 614, 50: 544, 150: 511, 500: 512
+Penn Treebank, factored, spherical 0.0198  3.0        0.3: 614, 1: 544, 3: 511, 10: 513
+IMDB reviews, tail of 113,519 of the       55         3: 729, 30: 729, 300: 748, 3,000: 860
+115,519 words, Taylor
+=========================================  =========  ================================================
+
+A single head over all 115,519 words of the IMDB reviews (suggested: 323) has learned next to nothing after 300,000 words, at
+rates from 30 to 1,000.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     (True, torch.Size([16]), torch.Size([16, 5]))
     """
 
+    tail: Any  # a Head; FactoredSGD takes a FactoredHead only, which it is unless another one was asked for
     scale: Tensor
     order: Tensor
     rank: Tensor

@@ -145,7 +145,6 @@ def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> to
         {"params": head.parameters(), "lr": settings.lr * settings.output_rate},
     ]
     if isinstance(head, AdaptiveSphericalSoftmax):
-        assert isinstance(head.tail, FactoredHead)
         rate = settings.tail_rate or suggested_lr(head.tail, head.loss, settings.batch_size) / settings.lr
         return SGDBesideFactored(groups, settings.lr, head.tail, rate)
     return torch.optim.SGD(groups, settings.lr)
