@@ -22,7 +22,7 @@ def test_losses_on_random_outputs() -> None:
 
 def test_random_sequences_of_training() -> None:
     ended = [training.train(seed) for seed in range(60)]
-    assert sum(":" not in text for text in ended) > 30  # went on to the end
+    assert sum(":" not in text for text in ended) > 30  # ran to the end
 
 
 def test_damaged_files() -> None:

@@ -1,4 +1,4 @@
-"""Processes that are started again find each other, whatever the dead ones have left behind."""
+"""Restarted processes find each other, whatever dead ones left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peers are what they say."""
+"""The peers compute what their names say."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 
 def trained(folder: Path, deaths: str, restarts: int) -> tuple[int, list[str], str]:
-    """The exit code, the checkpoints that were gone on from, and all that was printed."""
+    """The exit code, the checkpoints it resumed from, and all that was printed."""
     program = folder.with_name("program.py")
     program.write_text(PROGRAM)
     options = ("--folder", str(folder), "--classes", str(CLASSES), "--steps", str(STEPS), "--every", "20")
@@ -65,14 +65,14 @@ def weights(folder: Path) -> torch.Tensor:
 
 def test_killed_ranks_cost_only_the_last_steps(tmp_path: Path) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    code, gone_on_from, output = trained(undisturbed, "", restarts=0)
+    code, resumed_from, output = trained(undisturbed, "", restarts=0)
     assert code == 0, output
-    assert gone_on_from == []
+    assert resumed_from == []
 
-    code, gone_on_from, output = trained(killed, "1:step 1:joining 0:saving", restarts=3)
+    code, resumed_from, output = trained(killed, "1:step 1:joining 0:saving", restarts=3)
     assert code == 0, output
     assert output.count("exitcode: -9") == 3
-    assert gone_on_from == ["step-20", "step-40"], output  # the second start did not come so far
+    assert resumed_from == ["step-20", "step-40"], output  # the second start did not get that far
     assert "step-40 is put aside" in output
     assert ".pt is damaged" in output
     assert (killed / "damaged-40").is_dir()

@@ -12,7 +12,7 @@ ATTACKS = {"losses": losses.compare, "training": training.train, "damage": damag
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long to go on, in all")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long to run in total")
     parser.add_argument("--seed", type=int, default=0, help="of the first attack of each kind; the others follow")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     options = parser.parse_args()

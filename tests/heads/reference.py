@@ -49,7 +49,7 @@ class DenseReference:
 
 
 def random_batch(N: int, d: int, D: int, seed: int, K: int | None = None, ignored: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden vectors that are mostly positive, as after rectifiers; Zipf targets, so that some repeat; K weights."""
+    """Hidden vectors that are mostly positive, as after a ReLU; Zipf targets, so that some repeat; K weights."""
     generator = torch.Generator().manual_seed(seed)
     hidden = (0.3 + torch.randn(N, d, generator=generator, dtype=torch.float64)).relu()
     frequencies = 1 / torch.arange(1, D + 1, dtype=torch.float64)

@@ -152,7 +152,7 @@ def test_batches_of_one_kind(tail, weight_decay):
 def test_nothing_counted():
     layer = randomized(AdaptiveSphericalSoftmax(4, 30, 5))
     optimizers, before = optimizers_of(layer, 0.1, 0.1), copy.deepcopy(layer.state_dict())
-    hidden = torch.full((3, 4), torch.nan)  # what is ignored is not even looked at
+    hidden = torch.full((3, 4), torch.nan)  # ignored examples are not even read
     value, grad = train_step(layer, optimizers, hidden, torch.full((3,), -100))
     assert value.isnan()  # the mean of nothing, as in torch
     assert not grad.any()

@@ -1,4 +1,4 @@
-"""GramHead is DenseHead at another price: every way of training gives the same weights on the same seeds."""
+"""GramHead gives the same weights as DenseHead in every way of training, from the same seeds."""
 
 from __future__ import annotations
 

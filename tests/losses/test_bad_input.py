@@ -30,7 +30,7 @@ def test_target_out_of_range(case, shape, bad):
 
 @every_loss
 def test_target_out_of_range_under_vmap(case):
-    """torch's own message, since values cannot be looked at."""
+    """torch's own message, since values cannot be read."""
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         torch.vmap(case.make())(torch.randn(3, 2, 5), torch.tensor([[0, 1], [2, 7], [1, 1]]))
 
@@ -167,7 +167,7 @@ def test_one_class_has_one_outcome(case):
 @pytest.mark.parametrize("shape", [(4, 5), (40, 500)], ids=str)
 @every_loss
 def test_nan_stays_in_its_example(case, shape):
-    """As in torch: the loss of that example is nan, those of the others are as they were."""
+    """As in torch: the loss of that example is nan, those of the others are unchanged."""
     o, target = data(*shape)
     bad = o.clone()
     bad[1, 2] = math.nan

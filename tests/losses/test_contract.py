@@ -145,7 +145,7 @@ def test_compile_with_options(case, options):
 @every_function
 def test_compile_of_the_function(case):
     torch.compiler.reset()
-    o, target = data(40, 500)  # above the size where small inputs take another way
+    o, target = data(40, 500)  # above the size up to which inputs take torch's cross-entropy
     compiled = torch.compile(case.function, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(o, target, reduction="sum"), expected(case.oracle, o, target, reduction="sum"))
 
@@ -245,7 +245,7 @@ def test_modules_travel(case):
     assert torch.equal(other(o, target), wanted)
     assert loss.to(torch.float32).weight.dtype == torch.float32
     torch.testing.assert_close(loss(o, target), wanted, rtol=1e-6, atol=0)
-    loss.to("meta")(o.to("meta"), target.to("meta"))  # all tensors move, and no value is looked at
+    loss.to("meta")(o.to("meta"), target.to("meta"))  # all tensors move, and no value is read
 
 
 def test_pickle():

@@ -123,7 +123,7 @@ def test_overwriting_gives_the_same_gradient(case, dtype):
         x, kept = o.clone().requires_grad_(), o.clone().requires_grad_()
         loss, wanted = case.make(overwrite_logits=True)(x, target), sl.SphericalLoss.forward(case.make(), kept, target)
         assert torch.equal(loss, wanted)
-        assert torch.equal(x, o)  # untouched until the way back
+        assert torch.equal(x, o)  # untouched until the backward pass
         (grad,), (grad_wanted,) = torch.autograd.grad(loss, x), torch.autograd.grad(wanted, kept)
         assert torch.equal(grad, grad_wanted)
         assert grad.data_ptr() == x.data_ptr()
@@ -144,7 +144,7 @@ def test_overwriting_is_caught_where_the_logits_are_still_needed():
     o, target = data(6, 5)
     o.requires_grad_()
     logits = o * 2
-    penalty = logits.square().sum()  # saved the logits, and goes back after the loss
+    penalty = logits.square().sum()  # saves the logits, and its backward pass comes after that of the loss
     loss = sl.TaylorSoftmaxLoss(overwrite_logits=True)(logits, target)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -1,4 +1,4 @@
-"""What happens to files: bits that flip, and content that was made to harm."""
+"""Damage to files: flipped bits, and malicious content."""
 
 from __future__ import annotations
 

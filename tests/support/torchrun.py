@@ -1,4 +1,4 @@
-"""Programs under ``torchrun``: by itself, where processes die, and else by what it tells the processes, which is quicker."""
+"""Programs under ``torchrun``: the real one, if processes die, and otherwise with the environment it sets, which is faster."""
 
 from __future__ import annotations
 

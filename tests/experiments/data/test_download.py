@@ -23,7 +23,7 @@ from tests.experiments.conftest import SMALL_COUNTS, write_cifar10, write_mnist
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves ``files``; notes what was asked; honours Range unless told not to; cuts the connection after ``cut`` bytes."""
+    """Serves ``files``; records the requests; honours Range unless switched off; cuts the connection after ``cut`` bytes."""
 
     def do_GET(self) -> None:
         server = self.server

@@ -1,4 +1,4 @@
-"""The readers: right files read right, wrong ones named with the remedy."""
+"""The readers: correct files are read correctly, and errors name a wrong file and the remedy."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_most_frequent_words_are_kept_and_the_others_are_unknown(tmp_path: Path)
     corpus = corpus_of(path, tmp_path / "cache", vocabulary=4, tokens="spaces")
     assert corpus.words == ["<unk>", "<eos>", "a", "b"]
     assert corpus.parts[0].tolist() == [2, 3, 2, 0, 1, 3, 2, 0, 0, 1]
-    assert corpus.types == 4  # the marker that the text has already is none
+    assert corpus.types == 4  # the marker in the text does not count
 
 
 def test_min_count(tmp_path: Path) -> None:

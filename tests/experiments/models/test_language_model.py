@@ -330,7 +330,7 @@ def test_compare_any_text_with_all_heads(texts: Path, tmp_path: Path, capsys: py
 def test_the_default_architecture_is_a_table_of_the_paper(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Though the settings leave its one layer open, until the loss is known."""
+    """Although the number of layers is None until the loss is known."""
     for name in ("one-billion-word-1", "one-billion-word-2"):
         monkeypatch.setitem(TABLES[name].settings, "vocabulary", 42)
     options = (*OPTIONS[2:], "--vocabulary", "42", "--losses", "softmax", "--out", str(tmp_path / "runs"))

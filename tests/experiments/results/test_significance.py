@@ -1,4 +1,4 @@
-"""Our tests beside scipy's."""
+"""Our tests against scipy's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several runs at once, with real processes: the same numbers, whoever is killed."""
+"""Several runs at once, with real processes: the same results, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_command_line_with_workers(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_search_with_workers_finds_the_same(tmp_path: Path) -> None:
-    small = ["--loss", "softmax", "--trials", "3", "--runs", "2", "--epochs", "4", "--quiet"]  # some are given up
+    small = ["--loss", "softmax", "--trials", "3", "--runs", "2", "--epochs", "4", "--quiet"]  # some are pruned
     for name, more in [("here", []), ("workers", ["--workers", "2"])]:
         files = ["--out", str(tmp_path / name)]
         assert cli.main(["tune", "digits", *small, *files, *more]) == 0

@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged, or not of this run, is named and put aside: the run starts again, and ends as any other."""
+"""A checkpoint that is damaged, or of another run, is named and renamed: the run starts again, and ends like any other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def continued(checkpoint: Path) -> tuple[int, tuple]:
-    """The epoch it went on from, and its numbers."""
+    """The epoch from which it resumed, and its numbers."""
     watch, root = Watch(), checkpoint.parents[2]
     train(RUN, root, watch)
     return watch.began, numbers(root, RUN)

@@ -127,7 +127,7 @@ def test_same_losses_as_one_process(undisturbed: Callable[..., tuple], tmp_path:
     for one, two in zip(alone, together, strict=True):
         assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
         assert two["valid"]["loss"] == pytest.approx(one["valid"]["loss"], rel=1e-4)
-        assert two["train_loss"] != one["train_loss"]  # it did go another way
+        assert two["train_loss"] != one["train_loss"]  # so the split did make a difference
     assert printed.count("taylor, seed 0: test error") == 1  # one process prints
     (config,) = folder.glob("digits/taylor-*/config.json")
     assert json.loads(config.read_text())["ranks"] == 2
@@ -150,7 +150,7 @@ def test_torchrun_goes_on_from_the_checkpoint_when_processes_die(undisturbed: Ca
 
 
 def test_the_interpreter_is_not_taken_down_under_the_threads_of_the_group(tmp_path: Path) -> None:
-    """gloo's threads may abort a process then (SIGABRT); here, taking it down aborts it for certain."""
+    """gloo's threads may abort a process at its shutdown (SIGABRT); here it always aborts."""
     (tmp_path / "sitecustomize.py").write_text("import atexit, os\nif 'RANK' in os.environ: atexit.register(os.abort)\n")
     arguments = ["compare", "digits", "--losses", "taylor", "--runs", "1", "--epochs", "1", "--out", str(tmp_path / "out")]
     command = torchrun("-m", "spherical_loss", *arguments, options=("--standalone", "--nproc-per-node", "2"))

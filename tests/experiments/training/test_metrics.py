@@ -1,4 +1,4 @@
-"""Metrics beside straightforward computations of the same."""
+"""Metrics against straightforward computations of the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed runs come to the same result, bit for bit, as runs that were not: with real processes and SIGKILL."""
+"""Killed runs have the same result, bit for bit, as uninterrupted ones: with real processes and SIGKILL."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def never_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple:
 
 
 def test_killed_at_every_kind_of_write(tmp_path: Path, never_killed: tuple) -> None:
-    # A process that starts writes config, environment and metrics, then a checkpoint per epoch but the last; one that goes on
+    # A process that starts writes config, environment and metrics, then a checkpoint per epoch but the last; one that resumes
     # has the first two already. So these die in: config, metrics, checkpoint 4, after checkpoint 5, in the weights.
     for k in (1, 3, 5, -3, 4):
         assert trained(tmp_path, k) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens."""
+"""Files are written completely or not at all, whatever happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's identity: what is stored must be found again, whatever the settings learn to say."""
+"""A run's identity: stored runs must be found again, whatever settings are added later."""
 
 from __future__ import annotations
 

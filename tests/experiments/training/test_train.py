@@ -109,7 +109,7 @@ def test_the_best_weights_are_the_reported_ones(tmp_path: Path) -> None:
 
 
 def scripted(values: list[float], settings: Settings) -> tuple[Progress, list[float]]:
-    """The schedule that these validations lead to: where it stands in the end, and the learning rate of each epoch."""
+    """The schedule that these validations lead to: its final state, and the learning rate of each epoch."""
     network = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(network.parameters(), lr=settings.lr)
     progress, rates = Progress(), []
@@ -265,4 +265,4 @@ def test_processor_time_is_split_in_own_and_others(monkeypatch: pytest.MonkeyPat
 def test_a_run_that_was_stopped_or_disturbed_was_not_alone(own: float, others: float) -> None:
     record = {"seconds": 10.0, "own_cpu_seconds": own, "other_cpu_seconds": others}
     assert not alone([record])
-    assert not alone([{"seconds": 10.0}])  # of an older version, which did not look
+    assert not alone([{"seconds": 10.0}])  # from an older version, which did not measure it

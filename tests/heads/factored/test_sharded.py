@@ -155,7 +155,7 @@ def _dies(rank: int, ranks: int, folder: str) -> None:
         trained(head, range(3, 6))
     except ConnectionError as error:
         Path(folder, "message").write_text(f"{time.monotonic() - began} {error}")
-    os._exit(0)  # without the farewell of a group that is broken
+    os._exit(0)  # without the shutdown of the broken group
 
 
 def test_a_rank_that_dies_stops_the_others_with_a_message(tmp_path):

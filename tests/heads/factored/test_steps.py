@@ -70,7 +70,7 @@ def test_thousands_of_float32_steps(N, d, steps):
     width = slice(0, d + 1)
     assert relative(head.Q.exact[width, width], W.T @ W) < 1e-4
     assert relative(head.w[width], W.sum(0)) < 1e-4
-    # It was put to the test: kept in one piece, U would not have been invertible in float32.
+    # The test is hard enough: kept in one piece, U would not have been invertible in float32.
     assert torch.linalg.cond(condition) > 1e8
     assert frames > steps // 2_000
 
@@ -326,7 +326,7 @@ def test_not_finite_leaves_the_head_untouched(where, value):
         optimizer.step()
     for name, tensor in head.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-    trained(head, optimizer, 1)  # zero_grad, and on
+    trained(head, optimizer, 1)  # zero_grad, then a normal step
 
 
 def test_what_is_refused():
