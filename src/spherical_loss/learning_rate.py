@@ -1,14 +1,14 @@
 r"""A learning rate to start from, for SGD on an output layer and a loss of the family: two limits, and a share of each.
 
-Write :math:`g_q = \partial L / \partial q` and :math:`g_c = \partial L / \partial o_c`, x for a hidden vector with the one that
-stands for the bias, and N for the batch size. A step multiplies W by :math:`I - lr A`, with :math:`A = 2 E[g_q x x^T]`, and
+Write :math:`g_q = \partial L / \partial q` and :math:`g_c = \partial L / \partial o_c`, x for a hidden vector with a one for
+the bias, and N for the batch size. A step multiplies W by :math:`I - lr A`, with :math:`A = 2 E[g_q x x^T]`, and
 adds :math:`-lr g_c x / N` to the row of each target.
 
 **Stability.** All eigenvalues of :math:`I - lr A` are positive for :math:`lr < 1 / (2 E[g_q] |x|^2)`. For the Taylor softmax
 with zero weights and biases that is :math:`D / |x|^2`. Where targets follow from the inputs, this is the only limit.
 
-**Noise.** Where they do not, as with words, each occurrence of a target moves its row along whatever x there was, and the
-contraction takes it back. In equilibrium the row of class c, of probability :math:`p_c`, has the covariance
+**Noise.** Where they do not, as with words, each occurrence of a target moves its row along the x of that example, and
+the contraction shrinks it again. In equilibrium the row of class c, of probability :math:`p_c`, has the covariance
 :math:`lr\, p_c g_c^2 / (4 N g_q)` in every direction, which adds to q and costs :math:`lr |x|^2 E[g_c^2] / (4 N)` nats.
 
 With biases that match the frequencies :math:`E[g_c^2]` is about :math:`2 D \min(p)` for the Taylor softmax: it is the rarest

@@ -47,7 +47,7 @@ class BatchGradients:
     classes: Tensor
     """(n,) the classes that occur, sorted."""
     positions: Tensor
-    """(N, K) where each target stands among them."""
+    """(N, K) the position of each target among them."""
     heads: list[HeadGradients]
     version: int
     """That of the weights."""

@@ -21,7 +21,7 @@ from spherical_loss.statistics import statistics_dtype, widened
 
 
 class FactoredHead(Head):
-    """An output layer of any number of classes with an exact SGD step of its own, in O(N d^2); see :class:`FactoredSGD`.
+    """An output layer of any number of classes with its own exact SGD step in O(N d^2); see :class:`FactoredSGD`.
 
     Memory: the D x d weights (float32) and O(d^2 + N d); no second D x d buffer at any time. ``loss.backward()`` sends the
     gradient to the hidden vectors and leaves the rest for ``FactoredSGD.step()``. In ``eval()`` mode nothing is left. The head
@@ -107,7 +107,7 @@ class FactoredHead(Head):
             return X @ self.w.to(X.dtype), (X * (X @ self.Q.value)).sum(1)
 
     def extended(self, H: Tensor) -> Tensor:
-        """Hidden vectors with the column of ones that stands for the bias, and the empty columns."""
+        """Hidden vectors with the column of ones for the bias, and the empty columns."""
         X = self.V.new_empty(len(H), self.V.shape[1])
         X[:, : self.in_features] = H
         X[:, self.in_features :] = 0
@@ -243,7 +243,7 @@ class FactoredHead(Head):
 
     @torch.no_grad()
     def refactor(self) -> None:
-        """Write W itself into V (chunked, in place) and compute Q and w afresh, so that nothing drifts."""
+        """Write W itself into V (chunked, in place) and compute Q and w again from it, so that nothing drifts."""
         self.shard.agree(self.Q.base, refactoring=self.V.dtype)
         w0 = self.w0.to(self.V.dtype)
         if not self.U.is_identity or w0.any():

@@ -24,7 +24,7 @@ NO_GRADIENT = (
 class FactoredSGD(torch.optim.Optimizer):
     """Plain SGD for a :class:`FactoredHead`, exactly as dense SGD would do it, in O(N d^2).
 
-    It stands beside the optimizer of the trunk: ``zero_grad()``, ``backward()`` (several, to accumulate gradients), ``step()``;
+    Use it beside the optimizer of the trunk: ``zero_grad()``, ``backward()`` (several, to accumulate gradients), ``step()``;
     learning-rate schedulers and ``state_dict`` work as usual.
 
     Args:
@@ -45,7 +45,7 @@ class FactoredSGD(torch.optim.Optimizer):
         self.head = head
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "head": self.head}  # torch's own has its own attributes only
+        return {**super().__getstate__(), "head": self.head}  # torch's version leaves out our attributes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.head.gradients.clear()

@@ -1,4 +1,4 @@
-"""A head made of heads over classes of like frequency, and its optimizer, with a learning rate for each.
+"""A head made of heads over classes of similar frequency, and its optimizer, with a learning rate for each.
 
 One learning rate cannot fit all classes. With biases that match the frequencies p, the output of a class under the losses of
 the family is of the order of ``sqrt(p_c)``, and a step changes the probability of a class by a share that falls with its
@@ -8,7 +8,7 @@ grows with the square root of the frequency is the remedy. A factored head has o
     s = sum_t s_t,      q = sum_t q_t,      o_c from the tier that has the target,
 
 and the gradient of tier t is ``W_t A + 1 a^T + Delta_t`` with the same A and a for all tiers. So the step of each tier is that
-of a factored head with a rate of its own, and what they share is computed once.
+of a factored head with its own rate, and what the tiers share is computed once.
 """
 
 from spherical_loss.heads.tiered.head import TieredHead

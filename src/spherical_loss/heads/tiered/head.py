@@ -23,12 +23,12 @@ from spherical_loss.heads.likelihood import checked_frequencies, zipf
 from spherical_loss.statistics import statistics_dtype
 
 KINDS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
-MOST_TIERS = 4  # by themselves: each costs as much as half a factored head, and 3 or 4 are as good as a rate for each class
+MOST_TIERS = 4  # by default: each costs as much as half a factored head, and 3 or 4 are as good as a rate for each class
 LEAST_RATIO = 10.0  # between the frequencies of neighbouring tiers: less makes no difference to the rate
 
 
 class TieredHead(Head):
-    """An output layer in tiers of classes of like frequency, each a head of its own, with a learning rate of its own.
+    """An output layer in tiers of classes of similar frequency; each tier is a head with its own learning rate.
 
     The statistics are sums over the tiers, and the gradients are those of one layer. A step costs O(T N d^2) for T factored
     tiers, whatever D is; :class:`TieredSGD` takes it. Classes may come in any order: the head keeps the permutation, and
@@ -43,9 +43,9 @@ class TieredHead(Head):
         cuts: the number of classes in the tiers up to each cut: ``(100, 1_000)`` makes tiers of the 100 most frequent classes,
             the next 900, and the others. By default where the frequency falls by equal factors, in at most four tiers.
         kinds: ``"factored"``, ``"gram"`` or ``"dense"``, for all tiers or one for each. The weights of Gram and dense tiers are
-            ordinary parameters, and :class:`TieredSGD` trains them, too: keep them from the optimizer of the trunk.
+            ordinary parameters, and :class:`TieredSGD` trains them, too: do not give them to the optimizer of the trunk.
         frequencies: one positive number per class, (D,), such as counts. Without them, classes must come in the order of their
-            frequency, the most frequent first, and are taken to be as frequent as Zipf's law has them.
+            frequency, the most frequent first, and have the frequencies of Zipf's law.
         group: a process group: every rank keeps its share of the rows of each factored tier, as in :class:`FactoredHead`.
 
     >>> import torch
@@ -88,7 +88,7 @@ class TieredHead(Head):
         self.tier_frequencies = [float(p[start:stop].mean()) for start, stop in pairwise(self.bounds)]
         """The mean frequency of a class in each tier."""
         self.register_buffer("order", order)  # the classes, most frequent first
-        self.register_buffer("place", torch.empty_like(order), persistent=False)  # where each class stands in it
+        self.register_buffer("place", torch.empty_like(order), persistent=False)  # the position of each class in it
         self._invert_order()
         self.tiers = nn.ModuleList()
         for kind, (start, stop) in zip(chosen, pairwise(self.bounds), strict=True):
@@ -123,12 +123,12 @@ class TieredHead(Head):
 
     @property
     def ranges(self) -> list[tuple[Head, int, int]]:
-        """Each tier with the places of its classes in the order of frequency: from a first to before a last."""
+        """Each tier with the places of its classes in the order of frequency: from the first to the one after the last."""
         return [(tier, start, stop) for tier, (start, stop) in zip(self.tiers, pairwise(self.bounds), strict=True)]  # type: ignore[misc]
 
     @property
     def spans(self) -> list[Span]:
-        """The factored tiers, whose passes and steps share what they can."""
+        """The factored tiers, whose passes and steps share computations."""
         return [Span(tier, start) for tier, start, _ in self.ranges if isinstance(tier, FactoredHead)]
 
     @property
@@ -171,7 +171,7 @@ class TieredHead(Head):
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         for tier, first, _ in self.ranges:
             if isinstance(tier, ParameterHead) and self.shard.rank > 0:
-                continue  # every rank keeps all of its rows, and one has to search them
+                continue  # every rank keeps all of its rows, and one of them searches them
             for start, o in tier.logit_chunks(H, rows):
                 yield first + start, o
 

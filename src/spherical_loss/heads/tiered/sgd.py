@@ -21,7 +21,7 @@ class TieredSGD(torch.optim.Optimizer):
     """Plain SGD for a :class:`TieredHead`, exactly as dense SGD with a rate per row would do it, in O(T N d^2) for T tiers.
 
     The rate of a tier is ``lr (p_tier / p_min)^power``, with the mean frequency of its classes and that of the rarest tier: so
-    ``lr`` is the rate of the rarest classes, as that of ``FactoredSGD`` is. ``param_groups`` has one group for each tier, the
+    ``lr`` is the rate of the rarest classes, like that of ``FactoredSGD``. ``param_groups`` has one group for each tier, the
     most frequent first, with its rate, so learning-rate schedulers work as usual; so do ``zero_grad()``, several
     ``backward()`` to accumulate gradients, ``step()`` and ``state_dict``. It trains tiers of all kinds.
 
@@ -64,7 +64,7 @@ class TieredSGD(torch.optim.Optimizer):
         self.head = head
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "head": self.head}  # torch's own has its own attributes only
+        return {**super().__getstate__(), "head": self.head}  # torch's version leaves out our attributes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -128,7 +128,7 @@ class ParameterStep:
         for p, g in zip(self.parameters, self.gradients, strict=True):
             if not rate * float(torch.linalg.vector_norm(g)) < torch.finfo(p.dtype).max:
                 raise FloatingPointError(
-                    f"NaN or infinity in the gradient of a tier of {self.tier.num_classes} classes: the head is as it was; "
+                    f"NaN or infinity in the gradient of a tier of {self.tier.num_classes} classes: the head is unchanged; "
                     "call zero_grad() and skip this batch, or lower the learning rate"
                 )
 
