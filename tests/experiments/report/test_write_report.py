@@ -397,5 +397,5 @@ def test_the_readme_gets_the_summary(tmp_path: Path) -> None:
     assert f"| 1 `mnist-random-splits` | error % | 1.1 (0.812) | 1.05 (0.785) | - (0.828) | {order} |" in written
     assert "| 4 `cifar100` | error % | - (32.4) | - (33.1) | - (33.1) | data not available |" in written
     assert "| 5 `ptb` | perplexity | - (126.7) | - (147.2) | - (149.2) | no runs yet |" in written
-    with pytest.raises(UserError, match="exactly exactly once, but has them 0 times"):
+    with pytest.raises(UserError, match="exactly once, but has them 0 times"):
         replace_marked(readme, "others", text)
