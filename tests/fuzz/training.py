@@ -19,15 +19,21 @@ OPERATIONS = ["step"] * 8 + ["accumulate", "refactor", "close", "state", "copy",
 LOSSES = ("taylor", "spherical", "quadratic", "squared-error", "bound-fixed")
 
 
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    """Weights as if they had been rounded to float32 once more."""
+    return weight * (1 + torch.finfo(torch.float32).eps * (torch.rand_like(weight) - 0.5))
+
+
 def train(seed: int) -> str:
     """One sequence of up to 40 operations; gives what it was, and how it ended."""
     chance = random.Random(seed)
     torch.manual_seed(seed)
-    d, D, N = chance.randint(1, 24), round(10 ** chance.uniform(0.3, 3)), chance.randint(1, 64)
+    d, D, N = chance.randint(1, 24), round(10 ** chance.uniform(0, 3)), chance.randint(1, 64)
     bias, loss = chance.random() < 0.7, chance.choice(LOSSES)
     head = FactoredHead(d, D, bias=bias)
     dense = DenseReference(head.weight, head.bias)
-    lr = 10 ** chance.uniform(-2, 1) * (0.03 if loss in ("squared-error", "bound-fixed") else 1)
+    nearby = DenseReference(rounded(head.weight), head.bias)
+    lr = 10 ** chance.uniform(-2, 2) * (0.03 if loss in ("squared-error", "bound-fixed") else 1)
     decay, clip = chance.choice([0.0, 0.01]), chance.choice([None, None, 10.0])
     optimizer = FactoredSGD(head, lr, decay, clip)
     what = f"{loss}, d={d}, D={D}, N={N}, lr={lr:.3g}, weight decay {decay}, clipping {clip}"
@@ -41,6 +47,7 @@ def train(seed: int) -> str:
             for part in range(1 + (operation == "accumulate")):
                 hidden, target, _ = random_batch(N, d, D, seed=1000 * seed + 2 * k + part)
                 _, _, grads = dense.gradients(FAMILY[loss].oracle, hidden.float(), target)
+                grads += nearby.gradients(FAMILY[loss].oracle, hidden.float(), target)[2]
                 gradients = grads if gradients is None else [a + b for a, b in zip(gradients, grads, strict=True)]
                 try:
                     found = FAMILY[loss].make()(head(hidden.float(), target))
@@ -51,7 +58,9 @@ def train(seed: int) -> str:
                 optimizer.step()
             except (FloatingPointError, ValueError) as error:  # it says what is wrong, and writes nothing
                 return f"{what}: {error}"
-            dense.step(gradients, lr, decay, clip)
+            count = len(dense.parameters())
+            dense.step(gradients[:count], lr, decay, clip)
+            nearby.step(gradients[count:], lr, decay, clip)
         elif operation == "refactor":
             head.refactor()
         elif operation == "close":
@@ -70,7 +79,7 @@ def train(seed: int) -> str:
         elif operation == "set":
             weight = head.weight
             head.set_weight(weight)
-            dense.W = weight.double()
+            dense.W, nearby.W = weight.double(), rounded(weight).double()
         else:
             head.eval()
             head.topk(torch.rand(3, d), min(3, D), FAMILY[loss].make())
@@ -78,6 +87,8 @@ def train(seed: int) -> str:
         size = float(dense.W.abs().max())
         if not size < 1e6:
             return f"{what}: dense SGD diverges"
+        if float((nearby.W - dense.W).abs().max()) > 0.1 * TOLERANCE * size:
+            return f"{what}: dense SGD itself goes elsewhere from weights that differ in the last bit of float32"
         error = float((head.weight.double() - dense.W).abs().max())
         assert error <= TOLERANCE * size, f"{what}: {error / size:.1e} off after {' '.join(done)} (seed {seed})"
     return what
