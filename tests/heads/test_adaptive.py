@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import spherical_loss as sl
-from spherical_loss import AdaptiveSphericalSoftmax, DenseHead, FactoredHead, FactoredSGD, GramHead
+from spherical_loss import AdaptiveSphericalSoftmax, DenseHead, FactoredHead, FactoredSGD, GramHead, TieredHead, TieredSGD
 from tests.support.cases import CASES
 
 from .reference import random_batch
 
-TAILS = ["factored", "gram", "dense"]
+TAILS = ["factored", "tiered", "gram", "dense"]
 LIKELIHOODS = {name: CASES[name] for name in ("taylor", "spherical", "quadratic")}
 every_tail = pytest.mark.parametrize("tail", TAILS)
 every_likelihood = pytest.mark.parametrize("case", LIKELIHOODS.values(), ids=LIKELIHOODS)
@@ -63,6 +63,8 @@ def optimizers_of(layer: AdaptiveSphericalSoftmax, lr: float, tail_lr: float, we
     softmax = torch.optim.SGD([layer.weight, layer.bias], lr, weight_decay=weight_decay)
     if isinstance(layer.tail, FactoredHead):
         return softmax, FactoredSGD(layer.tail, tail_lr, weight_decay)
+    if isinstance(layer.tail, TieredHead):
+        return softmax, TieredSGD(layer.tail, tail_lr, power=0.0, weight_decay=weight_decay)
     return softmax, torch.optim.SGD(layer.tail.parameters(), tail_lr, weight_decay=weight_decay)
 
 

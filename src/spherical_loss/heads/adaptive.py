@@ -30,10 +30,11 @@ from spherical_loss.heads.dense import DenseHead
 from spherical_loss.heads.factored import FactoredHead
 from spherical_loss.heads.gram import GramHead
 from spherical_loss.heads.likelihood import LikelihoodLayer, checked_frequencies, zipf
+from spherical_loss.heads.tiered import TieredHead
 from spherical_loss.losses import TaylorSoftmaxLoss
 from spherical_loss.statistics import widened
 
-TAILS: dict[str, type[Head]] = {"factored": FactoredHead, "gram": GramHead, "dense": DenseHead}
+TAILS: dict[str, type[Head]] = {"factored": FactoredHead, "tiered": TieredHead, "gram": GramHead, "dense": DenseHead}
 
 
 class AdaptiveSphericalSoftmax(LikelihoodLayer):
@@ -43,7 +44,8 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     targets costs the same, and never computes the outputs of all classes.
 
     Training: the softmax is an ordinary parameter (``weight`` and ``bias``), for any optimizer. ``layer.tail`` is a head of its
-    own: a factored one is trained by ``FactoredSGD(layer.tail, lr)`` beside that optimizer; the parameters of a ``"gram"`` or
+    own: a factored one is trained by ``FactoredSGD(layer.tail, lr)`` beside that optimizer, a tiered one by ``TieredSGD``; the
+    parameters of a ``"gram"`` or
     ``"dense"`` tail are among ``layer.parameters()``. A batch without a rare target gives the tail a gradient of zero, as it
     would in the dense computation: ``FactoredSGD.step()`` then applies its weight decay, and nothing else.
 
@@ -58,8 +60,8 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         frequencies: one positive number per class, ``(D,)``, such as counts + 1. The M largest are the classes of the softmax.
             Without them, classes must come in the order of their frequency, the most frequent first, and start with the
             frequencies of Zipf's law.
-        tail: ``"factored"``, ``"gram"`` or ``"dense"``, or a :class:`Head` over the D - M other classes, in the order of their
-            frequency. Such a head keeps its weights; its bias is set if ``frequencies`` are given.
+        tail: ``"factored"``, ``"tiered"``, ``"gram"`` or ``"dense"``, or a :class:`Head` over the D - M other classes, in the
+            order of their frequency. Such a head keeps its weights; its bias is set if ``frequencies`` are given.
         ignore_index: examples with this target are ignored.
         reduction: ``"mean"`` over the examples that count, ``"sum"``, or ``"none"``.
 
@@ -131,7 +133,8 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
             self.tail = tail
             bias = None if frequencies is None or not tail.has_bias else bias
         else:
-            self.tail = TAILS[tail](in_features, rare, init="he" if bias is None else "zero")
+            known: dict[str, Any] = {"frequencies": p[frequent:]} if tail == "tiered" else {}
+            self.tail = TAILS[tail](in_features, rare, init="he" if bias is None else "zero", **known)
         if bias is not None:
             self.tail.set_bias(bias)
 

@@ -19,7 +19,17 @@ from spherical_loss.experiments.models.network import Network, activation
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
 from spherical_loss.experiments.training.metrics import reported
 from spherical_loss.experiments.training.settings import LanguageSettings
-from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head, LikelihoodLayer, TopK
+from spherical_loss.heads import (
+    DenseHead,
+    FactoredHead,
+    FactoredSGD,
+    GramHead,
+    Head,
+    LikelihoodLayer,
+    TieredHead,
+    TieredSGD,
+    TopK,
+)
 from spherical_loss.learning_rate import suggested_lr
 
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
@@ -109,15 +119,17 @@ def made_head(name: str, d: int, train: TextSet, loss: Loss) -> Head | Likelihoo
     if name == "adaptive-spherical":
         assert isinstance(loss, SphericalLoss)
         return AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, frequencies)
+    if name == "tiered":
+        return TieredHead(d, D, init="zero", frequencies=frequencies)
     return HEADS[name](d, D, init="zero")
 
 
 class SGDBesideFactored(torch.optim.SGD):
-    """Plain SGD of parameters, and the exact SGD of a factored head at ``multiple`` times the first learning rate."""
+    """Plain SGD of parameters, and the exact SGD of a factored or tiered head, at fixed multiples of the first rate."""
 
-    def __init__(self, groups: Any, lr: float, head: FactoredHead, multiple: float) -> None:
+    def __init__(self, groups: Any, lr: float, factored: FactoredSGD | TieredSGD) -> None:
         super().__init__(groups, lr)
-        self.factored, self.multiple = FactoredSGD(head, lr * multiple), multiple
+        self.factored, self.multiples = factored, [group["lr"] / lr for group in factored.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -125,7 +137,8 @@ class SGDBesideFactored(torch.optim.SGD):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         value = super().step(closure)  # a closure makes the gradients of both
-        self.factored.param_groups[0]["lr"] = self.param_groups[0]["lr"] * self.multiple
+        for group, multiple in zip(self.factored.param_groups, self.multiples, strict=True):
+            group["lr"] = self.param_groups[0]["lr"] * multiple
         try:
             self.factored.step()
         except ValueError as error:  # a step so large that it erases a direction of W
@@ -139,14 +152,17 @@ def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> to
     assert settings.output_rate is not None
     trunk, head = [*network.embedding.parameters(), *network.trunk.parameters()], network.head
     if isinstance(head, FactoredHead):
-        return SGDBesideFactored(trunk, settings.lr, head, settings.output_rate)
+        return SGDBesideFactored(trunk, settings.lr, FactoredSGD(head, settings.lr * settings.output_rate))
+    if isinstance(head, TieredHead):
+        return SGDBesideFactored(trunk, settings.lr, TieredSGD(head, settings.lr * settings.output_rate))
     groups: list[dict[str, Any]] = [
         {"params": trunk},
         {"params": head.parameters(), "lr": settings.lr * settings.output_rate},
     ]
     if isinstance(head, AdaptiveSphericalSoftmax):
-        rate = settings.tail_rate or suggested_lr(head.tail, head.loss, settings.batch_size) / settings.lr
-        return SGDBesideFactored(groups, settings.lr, head.tail, rate)
+        suggested = suggested_lr(head.tail, head.loss, settings.batch_size)
+        rate = suggested if settings.tail_rate is None else settings.lr * settings.tail_rate
+        return SGDBesideFactored(groups, settings.lr, FactoredSGD(head.tail, rate))
     return torch.optim.SGD(groups, settings.lr)
 
 

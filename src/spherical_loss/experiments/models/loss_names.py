@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from spherical_loss import Loss
 
 
-STATISTICS = ("dense", "gram", "factored")
+STATISTICS = ("dense", "gram", "factored", "tiered")
 LIKELIHOOD = (*STATISTICS, "adaptive-spherical")  # the loss of its tail
 
 

@@ -14,8 +14,16 @@ from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.report.curves import METRICS, Histories, color_of
 from spherical_loss.experiments.results.tables import label_text
 
-STYLES = {"dense": "-", "gram": "--", "factored": ":", "sampled": "-.", "adaptive": (0, (6, 2, 1, 2, 1, 2))}
-MARKERS = {"sampled": "^", "adaptive": "s"}
+STYLES = {
+    "dense": "-",
+    "gram": "--",
+    "factored": ":",
+    "tiered": (0, (1, 3)),
+    "adaptive-spherical": (0, (8, 2)),
+    "sampled": "-.",
+    "adaptive": (0, (6, 2, 1, 2, 1, 2)),
+}
+MARKERS = {"tiered": "v", "adaptive-spherical": "D", "sampled": "^", "adaptive": "s"}
 
 
 def draw_time_curves(path: Path, title: str, runs: Histories) -> None:

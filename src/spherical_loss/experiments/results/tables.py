@@ -73,7 +73,7 @@ def label_text(label: str) -> str:
     return title + (f", {head} head" if head else "")
 
 
-EXACT_HEADS = ("gram", "factored")
+EXACT_HEADS = ("gram", "factored", "tiered")
 
 
 def of_loss(results: Results, loss: str) -> dict[int, dict[str, Any]]:

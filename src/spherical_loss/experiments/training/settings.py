@@ -15,7 +15,7 @@ import tyro
 from spherical_loss.experiments.errors import UsageError
 from spherical_loss.experiments.models.loss_names import LOSS_OPTIONS, LOSSES, make_loss
 
-HeadName = Literal["dense", "gram", "factored", "adaptive-spherical", "sampled", "adaptive"]
+HeadName = Literal["dense", "gram", "factored", "tiered", "adaptive-spherical", "sampled", "adaptive"]
 """The output layers of the language models."""
 
 
