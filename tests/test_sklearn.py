@@ -229,3 +229,9 @@ def test_remedy_without_scikit_learn(monkeypatch):
     monkeypatch.delitem(sys.modules, "spherical_loss.sklearn")
     with pytest.raises(ImportError, match=r"pip install 'spherical-loss\[sklearn\]'"):
         importlib.import_module("spherical_loss.sklearn")
+
+
+def test_two_classes_with_the_z_loss_are_refused(iris):
+    X, y = iris
+    with pytest.raises(ValueError, match="no gradient with two classes"):
+        SphericalClassifier("z", max_iter=1).fit(X[y < 2], y[y < 2])

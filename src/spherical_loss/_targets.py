@@ -11,7 +11,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-def check_shapes(o: Tensor, target: Tensor, weight: Tensor | None) -> None:
+def check(o: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> None:
     """Check shapes and dtypes only: reading values would wait for the device."""
     if not o.is_floating_point():
         raise TypeError(f"logits are {o.dtype}, but must be floating point; convert them with .float()")
@@ -31,8 +31,21 @@ def check_shapes(o: Tensor, target: Tensor, weight: Tensor | None) -> None:
             f"{kind} of shape {tuple(target.shape)} do not fit logits of shape {tuple(o.shape)}: "
             f"expected {tuple(expected)} (the classes are dimension {class_dim(o)} of the logits)"
         )
+    if target.is_floating_point() and ignore_index >= 0:
+        raise ValueError(f"ignore_index={ignore_index} needs class indices; class probabilities have no class to ignore")
     if weight is not None and weight.numel() != D:
         raise ValueError(f"weight has {weight.numel()} entries, but logits of shape {tuple(o.shape)} have {D} classes")
+
+
+def overlaps(o: Tensor) -> bool:
+    """Whether elements may share memory, as those of ``expand`` and of sliding windows do."""
+    beyond = 1  # the first offset that no smaller stride reaches
+    for stride, size in sorted(zip(o.stride(), o.shape, strict=True)):
+        if size > 1:
+            if stride < beyond:
+                return True
+            beyond += stride * (size - 1)
+    return False
 
 
 def class_dim(o: Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 from torch import Tensor, nn
 
-from spherical_loss._targets import check_shapes, class_dim, explained, num_classes
+from spherical_loss._targets import check, class_dim, explained, num_classes, overlaps
 from spherical_loss.statistics import Statistics, dense_statistics, statistics_dtype, widened
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ class SphericalLoss(Loss):
     """
 
     is_likelihood = False
+    needs_float64 = True
+    """Whether the sums ``s`` and ``q`` must be float64: so it is where the formula has differences such as ``q - s^2 / D``."""
 
     def __init__(self, *, overwrite_logits: bool = False, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
@@ -171,9 +173,14 @@ class SphericalLoss(Loss):
             return self._of_statistics(input, target)
         if target is None:
             raise TypeError(NO_TARGET)
-        check_shapes(input, target, self.weight)
+        check(input, target, self.weight, self.ignore_index)
         if target.is_floating_point() or self.label_smoothing > 0:
             return self._of_all_classes(input, target)
+        if self.overwrite_logits and overlaps(input):
+            raise ValueError(
+                f"overwrite_logits=True cannot write into logits of shape {tuple(input.shape)} and strides {input.stride()}, "
+                "whose elements share memory; give it a copy, logits.contiguous(), or leave it off"
+            )
         target = target.long()
         dtype = widened(input.dtype)
         N, D, M = (1, *input.shape, 1) if input.dim() == 1 else (*input.shape[:2], math.prod(input.shape[2:]))
@@ -181,7 +188,7 @@ class SphericalLoss(Loss):
         counted = flat != self.ignore_index
         classes = torch.where(counted, flat, 0)
         s, q, o_c = explained(
-            lambda: dense_statistics(input.reshape(N, D, M), classes, self.overwrite_logits),
+            lambda: dense_statistics(input.reshape(N, D, M), classes, self.overwrite_logits, self.needs_float64),
             input,
             target,
             self.ignore_index,
@@ -215,6 +222,8 @@ class SphericalLoss(Loss):
                 f"Statistics of shapes s {tuple(s.shape)}, q {tuple(q.shape)}, o_c {tuple(o_c.shape)} do not fit together: "
                 "o_c is shaped like s and q, or, with several targets per example, like target_weight, (..., K)"
             )
+        if target_weight is not None and target_weight.shape[-1] == 0:
+            raise ValueError(f"target_weight has shape {tuple(target_weight.shape)}: an example needs one target at least")
         dtype = widened(o_c.dtype)
         precise = statistics_dtype(o_c.device)
         s, q, o_c = s.to(precise), q.to(precise), o_c.to(precise)

@@ -9,15 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss._targets import check_shapes, explained
+from spherical_loss._targets import check, explained
 from spherical_loss.base import NO_TARGET, Loss, SphericalLoss
-from spherical_loss.statistics import Statistics, widened
+from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 
 class QuadraticLikelihood(SphericalLoss):
     """``-log g(o_c) / sum_k g(o_k)`` with ``g(x) = a1 + a2 x + a3 x^2 > 0``, whose sum is ``a1 D + a2 s + a3 q``."""
 
     is_likelihood = True
+    needs_float64 = False
     a1: float
     a2: float
     a3: float
@@ -57,8 +58,12 @@ class QuadraticLikelihood(SphericalLoss):
             return super().forward(input, target)
         if input.numel() > 2**14 and not target.is_floating_point() and self.label_smoothing == 0:
             return super().forward(input, target)
-        check_shapes(input, target, self.weight)
-        return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
+        check(input, target, self.weight, self.ignore_index)
+        dtype = widened(input.dtype)
+        loss = _cross_entropy(self, self.log_numerator(input.to(dtype)), target)
+        if _overflowed(loss):
+            loss = _cross_entropy(self, self.log_numerator(input.to(statistics_dtype(input.device))), target).to(dtype)
+        return loss
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
         g = self.numerator(o.to(widened(o.dtype)))
@@ -84,6 +89,16 @@ class QuadraticLikelihood(SphericalLoss):
         return (distance + self.vertex).to(float_dtype(frequencies))
 
 
+def _overflowed(loss: Tensor) -> bool:
+    """Whether a loss is not finite, as where outputs from 1e19 on have squares beyond float32. False if nobody may look."""
+    if loss.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    try:
+        return not (math.isfinite(loss.item()) if loss.dim() == 0 else bool(loss.isfinite().all()))
+    except RuntimeError:  # under vmap, values cannot be looked at
+        return False
+
+
 class SoftmaxLikelihood(Loss):
     """The softmax of a function of the logits, outside the family: torch's cross-entropy of ``log_numerator(o)``."""
 
@@ -100,7 +115,7 @@ class SoftmaxLikelihood(Loss):
             )
         if target is None:
             raise TypeError(NO_TARGET)
-        check_shapes(input, target, self.weight)
+        check(input, target, self.weight, self.ignore_index)
         return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:

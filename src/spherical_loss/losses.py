@@ -96,6 +96,10 @@ class QuadraticSoftmaxLoss(QuadraticLikelihood):
         if not (math.isfinite(a1) and math.isfinite(a2) and math.isfinite(a3)):
             raise ValueError(f"a1, a2, a3 are {a1}, {a2}, {a3}, but must be finite")
         self.a1, self.a2, self.a3 = float(a1), float(a2), float(a3)
+        # At worst, for outputs sqrt(a1 / a3), the terms of a1 D + a2 s + a3 q are (1 + c) / (1 - c) times their sum. That is
+        # 5.8 for the Taylor softmax; much more would cost float32 its digits.
+        c = abs(a2) / (2 * math.sqrt(a1 * a3))
+        self.needs_float64 = (1 + c) > 10 * (1 - c)
 
     def extra_repr(self) -> str:
         return _join(f"a1={self.a1:g}, a2={self.a2:g}, a3={self.a3:g}", super().extra_repr())
@@ -190,7 +194,7 @@ class ZLoss(SphericalLoss):
 
     Invariant to shifting and scaling the outputs; it ranks classes and does not model probabilities. Where all outputs
     are equal (zero weights and bias, or one class) ``z_c`` is taken as 0 with no gradient: start from weights that are
-    not zero.
+    not zero. Two classes are an error: their ``z_c`` is 1 or -1 whatever the outputs are, which leaves nothing to learn from.
 
     This is the Z-loss of A. de Brebisson and P. Vincent, arXiv 1604.08859, not the penalty ``log^2 Z`` that some language
     models add to cross-entropy under the same name.
@@ -209,6 +213,11 @@ class ZLoss(SphericalLoss):
         self.a, self.b = float(a), float(b)
 
     def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+        if D == 2:
+            raise ValueError(
+                "ZLoss has no gradient with two classes, whose z_c is 1 or -1 whatever the outputs are; use another loss, such "
+                "as TaylorSoftmaxLoss"
+            )
         mean = s / D
         variance = q / D - mean**2
         # Where the outputs are in fact equal, rounding leaves a variance of some 1e-16 q / D (1e-7 without float64).

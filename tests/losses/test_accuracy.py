@@ -1,5 +1,7 @@
 """The error against float64 is no larger than that of the naive formula in the same dtype."""
 
+import math
+
 import pytest
 import torch
 
@@ -41,3 +43,19 @@ def test_no_worse_than_naive(name, scale, shift, dtype):
             error, allowed = (mine - right).abs().max(), (theirs - right).abs().max().nan_to_num(torch.inf)
             last_digit = eps * right.abs().max()
             assert error <= max(allowed, last_digit), f"{what} at D={D}: {error:.3g} > {allowed:.3g} and {last_digit:.3g}"
+
+
+@pytest.mark.parametrize("D", [10, 1000, 50_000])
+@pytest.mark.parametrize("a", [(1, 1, 0.5), (0.3, 0, 1), (1.5, -1, 0.7), (1, -1.99, 1)], ids=str)
+def test_sums_where_their_terms_cancel(a, D):
+    """Outputs of size sqrt(a1 / a3), by the kernel: the terms of a1 D + a2 s + a3 q cancel there more than anywhere else."""
+
+    class Kernel(sl.QuadraticSoftmaxLoss):
+        forward = sl.SphericalLoss.forward
+
+    o, target = outputs(D, torch.float32, 0.01, -math.copysign(math.sqrt(a[0] / a[2]), a[1]))
+    exact = expected(quadratic(*a), o.double(), target, reduction="none")
+    naive = expected(quadratic(*a), o, target, reduction="none").double()
+    error = (Kernel(*a, reduction="none")(o, target).double() - exact).abs().max()
+    last_digit = torch.finfo(torch.float32).eps * exact.abs().max()
+    assert error <= max((naive - exact).abs().max(), last_digit)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import spherical_loss as sl
 from tests.support.cases import CASES, FAMILY, data, every_loss, every_member
+from tests.support.oracle import expected
 
 
 @pytest.mark.parametrize("bad", [5, -1, -101])
@@ -295,3 +296,63 @@ def test_abstract_classes_cannot_be_made():
     for abstract in (sl.Loss, sl.SphericalLoss):
         with pytest.raises(TypeError, match="abstract"):
             abstract()
+
+
+@every_loss
+def test_ignore_index_needs_class_indices(case):
+    o, y = data(6, 5)[0], torch.softmax(data(6, 5, seed=1)[0], 1)
+    with pytest.raises(RuntimeError, match="ignore_index is not supported for floating point target"):
+        F.cross_entropy(o, y, ignore_index=2)
+    with pytest.raises(ValueError, match="ignore_index=2 needs class indices"):
+        case.make(ignore_index=2)(o, y)
+
+
+@every_member
+def test_no_target_at_all(case):
+    """Statistics with K = 0 targets per example."""
+    s = torch.ones(6)
+    nothing = torch.empty(6, 0)
+    with pytest.raises(ValueError, match=r"target_weight has shape \(6, 0\): an example needs one target"):
+        case.make()(sl.Statistics(s, s, nothing, 5, nothing.long(), nothing))
+
+
+def test_z_loss_with_two_classes():
+    """z_c would be 1 or -1 whatever the outputs are."""
+    o, target = data(6, 2)
+    for call in (lambda: sl.ZLoss(1, 1)(o, target), lambda: sl.ZLoss(1, 1)(sl.Statistics.from_logits(o, target))):
+        with pytest.raises(ValueError, match="no gradient with two classes"):
+            call()
+    assert torch.equal(sl.ZLoss(1, 1).predict(o)[:, 0], o.argmax(1))
+
+
+@pytest.mark.parametrize(
+    "overlapping",
+    [
+        lambda x: x[:1].expand(3, 5),
+        lambda x: x[:, :1].expand(3, 5),
+        lambda x: x.flatten().unfold(0, 5, 2)[:3],
+    ],
+    ids=["one row", "one column", "windows"],
+)
+@every_member
+def test_overwriting_needs_logits_of_their_own(case, overlapping):
+    o = overlapping(data(3, 5)[0])
+    target = torch.tensor([0, 3, 1])
+    with pytest.raises(ValueError, match=r"overwrite_logits=True cannot write into .* share memory.*\.contiguous\(\)"):
+        case.make(overwrite_logits=True)(o, target)
+    assert case.make(overwrite_logits=True)(o.contiguous(), target).isfinite()
+
+
+@pytest.mark.parametrize("name", ["taylor", "taylor-kernel", "spherical", "spherical-kernel", "quadratic"])
+@pytest.mark.parametrize("D", [50, 10_000])
+def test_float32_outputs_of_1e19(name, D):
+    """Their squares are beyond float32, below and above the size where another way of computing begins."""
+    case, y = CASES[name], torch.softmax(data(4, D, seed=1)[0], 1)
+    o, classes = data(4, D, dtype=torch.float32)
+    o *= 1e19
+    for target, options in ((classes, {}), (classes, {"reduction": "none"}), (classes, {"label_smoothing": 0.1}), (y, {})):
+        x, exact = o.clone().requires_grad_(), o.double().requires_grad_()
+        loss, wanted = case.make(**options)(x, target), expected(case.oracle, exact, target, **options)
+        torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
+        (grad,), (right,) = torch.autograd.grad(loss.sum(), x), torch.autograd.grad(wanted.sum(), exact)
+        torch.testing.assert_close(grad.double(), right, rtol=0, atol=1e-6 * float(right.abs().max()))

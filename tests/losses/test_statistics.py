@@ -101,18 +101,13 @@ def test_overwriting_needs_no_memory(case):
 
 @every_loss
 def test_values_are_not_looked_at(case):
-    """No operation that waits for the device, forward or backward, for logits and targets that are in order."""
+    """No operation that waits for a device, forward or backward: on the meta device there is no value to look at."""
     for shape in ((8, 5), (4, 5, 3), (40, 500)):
-        o, target = data(*shape, dtype=torch.float32)
+        o, target = (x.to("meta") for x in data(*shape, dtype=torch.float32))
         o.requires_grad_()
-        for options in ({}, {"label_smoothing": 0.1}, {"weight": torch.ones(shape[1])}):
-            with Allocations(1) as seen:
-                case.make(**options)(o, target).backward()
-            assert seen.operations
-            waiting = [
-                x for x in seen.operations if any(name in x for name in ("_local_scalar_dense", "nonzero", "is_nonzero"))
-            ]
-            assert waiting == []
+        for options in ({}, {"label_smoothing": 0.1}, {"weight": torch.ones(shape[1], device="meta")}):
+            case.make(**options)(o, target).backward()
+            assert o.grad.shape == shape
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
