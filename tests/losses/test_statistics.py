@@ -59,13 +59,12 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.size, self.large, self.operations = size, [], []
+        self.size, self.large = size, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         result = func(*args, **kwargs)
-        self.operations.append(str(func))
         for x in tree_leaves(result):
             if not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() in known:
                 continue
