@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,7 @@ from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, with_threads
 from spherical_loss.experiments.training.train import train
 from tests.experiments.training.test_train import make_run, numbers
+from tests.support.processes import context
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -32,6 +34,21 @@ def until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() - began < 120, what
         time.sleep(0.01)
+
+
+def start_forked_worker(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    workers.start_worker()
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start at once, for tests that are not about their start."""
+
+    def new_pool() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, context, initializer=start_forked_worker, initargs=(dict(os.environ),))
+
+    monkeypatch.setattr(workers, "new_pool", new_pool)
 
 
 class Told(Reporter):
@@ -85,6 +102,7 @@ def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_pat
         assert RunFolder(tmp_path / "two", run).result() == results[run]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_runs_pause_on_workers_and_continue(tmp_path: Path) -> None:
     runs, told = [make_run(seed=seed, epochs=3) for seed in (0, 1)], Told()
     with workers.Workers(2) as two:
@@ -99,6 +117,7 @@ def test_runs_pause_on_workers_and_continue(tmp_path: Path) -> None:
         assert numbers(tmp_path, run) == numbers(tmp_path / "alone", run)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "DEATHS", 2)
     died: list[int] = []
@@ -127,6 +146,7 @@ def test_workers_die_with_their_parent_and_the_same_command_continues(tmp_path: 
     assert len(list(tmp_path.glob("digits/*/result.json"))) == 2
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_command_line_with_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--losses", "softmax", "taylor", "--runs", "2", "--epochs", "2"]
     assert cli.main(["compare", "digits", *small, "--out", str(tmp_path / "workers"), "--workers", "2"]) == 0
@@ -139,6 +159,7 @@ def test_the_command_line_with_workers(tmp_path: Path, capsys: pytest.CaptureFix
         assert path.read_bytes() == (tmp_path / "workers" / path.relative_to(tmp_path / "here")).read_bytes()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_search_with_workers_finds_the_same(tmp_path: Path) -> None:
     small = ["--loss", "softmax", "--trials", "3", "--runs", "2", "--epochs", "4", "--quiet"]  # some are pruned
     for name, more in [("here", []), ("workers", ["--workers", "2"])]:
@@ -147,6 +168,7 @@ def test_a_search_with_workers_finds_the_same(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "here/tuned.json").read_text()) == json.loads((tmp_path / "workers/tuned.json").read_text())
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_errors_of_workers_are_messages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
