@@ -26,7 +26,7 @@ IMDB reviews, tail of 113,519 of the       55         3: 729, 30: 729, 300: 748,
 115,519 words, Taylor
 =========================================  =========  ================================================
 
-A single head over all 115,519 words of the IMDB reviews (suggested: 323) has learned next to nothing after 300,000 words, at
+A single head over all 115,519 words of the IMDB reviews (suggested: 323) has learned almost nothing after 300,000 words, at
 rates from 30 to 1,000.
 """
 
