@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 DEFAULT_EPS = 0.01  # the order of magnitude of the paper's tuned value (0.0198 on Penn Treebank)
 
 
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + e^x)``. By itself torch takes x for it above 20, where 2e-9 is missing: the bound has that D times."""
+    return F.softplus(x, threshold=40.0)
+
+
 class TaylorSoftmaxLoss(QuadraticLikelihood):
     r"""Negative log-likelihood of the Taylor softmax, the second-order expansion of the exponential.
 
@@ -169,7 +174,7 @@ class SoftmaxBoundLoss(SphericalLoss):
         spread = (q - s * s / D).clamp_min(0)
         xi = tightest_xi(spread, D) if self.xi is None else spread.new_tensor(abs(self.xi))  # the bound is even in xi
         lam = bound_lambda(xi)
-        constant = -((D - 2) ** 2) / (16 * D * lam) - D * xi / 2 - D * lam * xi**2 + D * F.softplus(xi)
+        constant = -((D - 2) ** 2) / (16 * D * lam) - D * xi / 2 - D * lam * xi**2 + D * softplus(xi)
         return constant + s / D + spread * lam - o_c
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
@@ -224,7 +229,7 @@ class ZLoss(SphericalLoss):
         # One class is always equal to itself, even where a head computes q in float32.
         equal = (variance <= 8 * torch.finfo(q.dtype).eps * q / D) | (D == 1)
         z_c = torch.where(equal, 0.0, (o_c - mean) / torch.where(equal, 1.0, variance).sqrt())
-        return F.softplus(self.a * (self.b - z_c)) / self.a
+        return softplus(self.a * (self.b - z_c)) / self.a
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
         return o

@@ -100,3 +100,15 @@ def test_lambda():
     x = torch.tensor([0.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(bound_lambda, x[1:].detach().requires_grad_())
     assert torch.autograd.grad(bound_lambda(x).sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("D", [3, 20, 1000])
+def test_a_large_xi_is_no_less_exact(D):
+    """Above 20 torch's softplus leaves out e^-xi, which the bound has D times."""
+    spread = 21.0**2 * D * (1 - ((D - 2) / D) ** 2)
+    o, target = outputs(D, spread), torch.tensor([0, 1, 2, 0, 1])
+    xi = best_xi(o)
+    assert ((xi > 20) & (xi < 23)).all()
+    found = sl.SoftmaxBoundLoss(reduction="none")(o, target)
+    expected = bouchard(o, xi) - o.gather(1, target[:, None]).squeeze(1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
