@@ -145,7 +145,7 @@ class SphericalLoss(Loss):
 
     is_likelihood = False
     needs_float64 = True
-    """Whether the sums ``s`` and ``q`` must be float64: so it is where the formula has differences such as ``q - s^2 / D``."""
+    """Whether the sums ``s`` and ``q`` must be float64, as for a formula with differences such as ``q - s^2 / D``."""
 
     def __init__(self, *, overwrite_logits: bool = False, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)

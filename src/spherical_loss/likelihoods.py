@@ -90,12 +90,12 @@ class QuadraticLikelihood(SphericalLoss):
 
 
 def _overflowed(loss: Tensor) -> bool:
-    """Whether a loss is not finite, as where outputs from 1e19 on have squares beyond float32. False if nobody may look."""
+    """Whether a loss is not finite, as for outputs above 1e19, whose squares overflow. False if values cannot be read."""
     if loss.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     try:
         return not (math.isfinite(loss.item()) if loss.dim() == 0 else bool(loss.isfinite().all()))
-    except RuntimeError:  # under vmap, values cannot be looked at
+    except RuntimeError:  # under vmap, values cannot be read
         return False
 
 

@@ -99,7 +99,7 @@ class _DenseStatistics(torch.autograd.Function):
             s, q = _sums(o, precise)
         else:
             s, q = _sums(o, widened(o.dtype))
-            if not q.isfinite().all():  # outputs from 1e19 / sqrt(D) on have squares beyond float32
+            if not q.isfinite().all():  # squares of outputs above 1e19 / sqrt(D) overflow float32
                 s, q = _sums(o, precise)
         return s, q, o.gather(1, target.unsqueeze(1)).squeeze(1).to(precise)
 
