@@ -213,6 +213,6 @@ def _not_finite(batch: BatchGradients) -> str:
     bad = {name: (~x.isfinite()).reshape(len(x), -1).any(1).nonzero().flatten().tolist() for name, x in names.items()}
     found = [f"{name} of {len(rows)} of {len(batch.H)} examples, first {rows[0]}" for name, rows in bad.items() if rows]
     return (
-        f"NaN or infinity in {' and '.join(found or ['the update'])}: the head was left as it was; "
+        f"NaN or infinity in {' and '.join(found or ['the update'])}: the head is unchanged; "
         "call zero_grad() and skip this batch, or lower the learning rate"
     )

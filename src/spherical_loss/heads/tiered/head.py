@@ -238,25 +238,39 @@ class TieredHead(Head):
         for span in self.spans:
             span.head.refactor()
 
+    def layout(self) -> list[int]:
+        """in_features, whether there is a bias, and where the tiers end."""
+        return [self.in_features, int(self.has_bias), *self.bounds[1:]]
+
+    def check_layout(self, saved: Sequence[float]) -> None:
+        """Raise a ``ValueError`` if the saved head is of another layout than this one."""
+        found = [int(x) for x in saved]
+        if found != self.layout():
+            names = "in_features={}, bias={}, num_classes={} and cuts={}"
+            theirs, ours = (names.format(*x[:2], x[-1], tuple(x[2:-1])) for x in (found, self.layout()))
+            raise ValueError(f"a head with {theirs} was saved, but this one has {ours}: make it alike")
+
+    def loaded(self, order: Tensor, frequencies: Sequence[float]) -> None:
+        """After the tiers were written."""
+        self.order.copy_(order)
+        self._invert_order()
+        self.tier_frequencies = list(frequencies)
+        self.gradients.clear()
+
     def _invert_order(self) -> None:
         self.place[self.order] = torch.arange(self.num_classes, device=self.order.device)
 
     def get_extra_state(self) -> Tensor:
-        """The cuts, and the frequencies of the tiers."""
-        return torch.tensor([self.bounds[1:], self.tier_frequencies], dtype=torch.float64)
+        """The layout, and the frequencies of the tiers."""
+        return torch.tensor([*self.layout(), *self.tier_frequencies], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.tier_frequencies = state[1].tolist()
+        self.tier_frequencies = state[len(self.layout()) :].tolist()
         self.gradients.clear()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if (extra := state_dict.get(prefix + "_extra_state")) is not None:
-            found = [0, *(int(x) for x in extra[0])]
-            if found != self.bounds:
-                raise ValueError(
-                    f"a head of {found[-1]} classes with cuts={tuple(found[1:-1])} was saved, but this one has "
-                    f"{self.num_classes} with cuts={tuple(self.bounds[1:-1])}: make it alike"
-                )
+            self.check_layout(extra.tolist()[: (len(extra) + 2) // 2])  # as many frequencies follow as there are tiers
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._invert_order()
 
