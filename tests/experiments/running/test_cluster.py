@@ -59,7 +59,7 @@ def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
             client.wait_for_workers(2, timeout=120)
         killer = threading.Thread(target=kill)
         killer.start()
-        with Workers(2, scheduler(tmp_path)) as workers:
+        with Workers(None, scheduler(tmp_path)) as workers:
             results = train_all(runs, tmp_path, Reporter(), False, workers)
         killer.join()
         assert first.wait() == -signal.SIGKILL
@@ -103,4 +103,4 @@ def test_no_cluster_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no Dask scheduler with workers answers there" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "distributed", None)  # as if it were not installed
     assert cli.main([*command, "tcp://127.0.0.1:8786"]) == 1
-    assert "pip install 'spherical-loss[cluster]'" in capsys.readouterr().err
+    assert "pip install 'spherical-loss[experiments]'" in capsys.readouterr().err

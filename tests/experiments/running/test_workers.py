@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dask
+import distributed  # noqa: F401  # brings its defaults, of which a test changes one
 import psutil
 import pytest
 
@@ -36,19 +37,12 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def start_forked_worker(environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-    workers.start_worker()
-
-
 @pytest.fixture
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_workers() -> Iterator[None]:
     """Workers that start at once, for tests that are not about their start."""
-
-    def new_pool() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, context, initializer=start_forked_worker, initargs=(dict(os.environ),))
-
-    monkeypatch.setattr(workers, "new_pool", new_pool)
+    context.get_start_method()  # the server that they are forked off has imported torch
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        yield
 
 
 class Told(Reporter):
@@ -71,26 +65,29 @@ class Told(Reporter):
         self.notes.append((run, text))
 
 
+def pids(two: workers.Workers) -> set[int]:
+    return set(two.client.run(os.getpid).values())
+
+
 def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_path: Path) -> None:
     runs = [make_run(seed=seed, epochs=60, patience=60) for seed in (0, 1, 2)]
     told, killed = Told(), []
     with workers.Workers(2) as two:
-        pools = two.call.__self__.pools  # type: ignore[attr-defined]
+        before = pids(two)
 
         def kill() -> None:
             until(
                 lambda: all(len(RunFolder(tmp_path / "two", run).history()) > 3 for run in runs[:2]), "both runs are under way"
             )
-            (pid,) = pools[0]._processes
-            killed.extend([pid, *pools[1]._processes])
-            os.kill(pid, signal.SIGKILL)
+            killed.append(min(before))
+            os.kill(killed[0], signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
         results = train_all(runs, tmp_path / "two", told, False, two)
         killer.join()
-        assert list(pools[1]._processes) == killed[1:]  # the other process is the same as before
-        assert list(pools[0]._processes) != killed[:1]
+        until(lambda: len(pids(two)) == 2, "there is a new worker")
+        assert pids(two) & before == before - set(killed)  # the other process is the same as before
     assert set(results) == set(told.done) == set(runs)
     ((lost, text),) = told.notes
     assert lost in runs[:2]
@@ -117,17 +114,17 @@ def test_runs_pause_on_workers_and_continue(tmp_path: Path) -> None:
         assert numbers(tmp_path, run) == numbers(tmp_path / "alone", run)
 
 
+def kill_yourself(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "DEATHS", 2)
-    died: list[int] = []
-    processes = workers.LocalProcesses(1)
-    try:
-        with pytest.raises(UserError, match=r"2 workers in a row died.*memory"):
-            processes.call(lambda: died.append(1), signal.raise_signal, signal.SIGKILL)
-    finally:
-        processes.close()
-    assert len(died) == 2
+    with workers.Workers(1) as one:
+        future = one.executor.submit(kill_yourself)
+        with pytest.raises(UserError, match=r"several workers of this machine died.*memory"):
+            one.result(future)
 
 
 def test_workers_die_with_their_parent_and_the_same_command_continues(tmp_path: Path) -> None:
@@ -168,7 +165,6 @@ def test_a_search_with_workers_finds_the_same(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "here/tuned.json").read_text()) == json.loads((tmp_path / "workers/tuned.json").read_text())
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_errors_of_workers_are_messages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

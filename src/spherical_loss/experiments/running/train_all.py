@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +61,12 @@ def train_on(
             results[run] = result
             reporter.kept(run, result)
         else:
-            died = partial(reporter.note, run, "its worker died; another one resumes it")
-            pending[workers.submit(run, out, tensorboard, last, until, died)] = Watch(run, out, reporter)
+            watch = Watch(run, out, reporter)
+            pending[workers.submit(run, out, tensorboard, last, until)] = watch
     while pending:
         done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
         for future in done:
-            run, result = pending.pop(future).run, future.result()
+            run, result = pending.pop(future).run, workers.result(future)
             if result is None:
                 reporter.note(run, "another process is training it; coming back to it at the end")
                 continue
@@ -75,32 +74,32 @@ def train_on(
             if result["status"] != "paused":
                 check_shared(out, run)
                 reporter.finished(run, result)
-        for future, watch in pending.items():
-            if future.running():
-                watch.look()
+        for watch in pending.values():
+            watch.look()
 
 
 class Watch:
-    """Tells a reporter what happens to a run, from the metrics in its folder."""
+    """Tells a reporter what happens to a run, from the metrics in its folder. A worker that starts replaces the file."""
 
     def __init__(self, run: Run, out: Path, reporter: Reporter) -> None:
         self.run, self.reporter = run, reporter
         self.folder = RunFolder(out, run)
-        self.before = self.written()
+        self.file = self.written()
         self.epoch = -1
         """The last epoch that was reported; -1 until the run starts."""
 
     def written(self) -> int:
         path = self.folder.path / "metrics.jsonl"
-        return path.stat().st_mtime_ns if path.exists() else 0
+        return path.stat().st_ino if path.exists() else 0
 
     def look(self) -> None:
-        if self.written() == self.before:  # an earlier process wrote it; a worker that starts writes it again
-            return
-        if self.epoch < 0:
+        if (file := self.written()) != self.file:
+            self.file = file
+            if self.epoch >= 0:
+                self.reporter.note(self.run, "its worker died; another one resumes it")
             self.epoch = 0
             self.reporter.started(self.run, 0)
-        history = self.folder.history()
+        history = self.folder.history() if self.epoch >= 0 else []
         if history and history[-1]["epoch"] != self.epoch:
             self.epoch = history[-1]["epoch"]
             self.reporter.epoch(self.run, history[-1])

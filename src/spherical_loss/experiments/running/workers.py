@@ -1,10 +1,7 @@
-"""Several runs at once: in processes on this machine, or on the workers of a Dask cluster.
+"""Several runs at once: on the workers of a Dask cluster, on this machine (``--workers``) or on many (``--cluster``).
 
-In both cases a thread here waits for each run, and the run itself is trained in another process:
-
-- on this machine every worker is a pool of one process, so that a process that dies interrupts its own run only; a new
-  process resumes the run from its checkpoint;
-- on a cluster Dask does the same: a task whose worker dies goes to another one.
+Every worker is a process that trains one run at a time. Dask gives a run whose worker dies to another one, which resumes it
+from its checkpoint; on this machine, Dask also starts a new worker.
 
 The number of workers does not affect the results: a run is trained with the threads of its settings, which are decided
 before (:func:`~spherical_loss.experiments.training.settings.with_threads`).
@@ -13,29 +10,27 @@ before (:func:`~spherical_loss.experiments.training.settings.with_threads`).
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import logging
 import os
 import signal
-import threading
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from multiprocessing import resource_tracker
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spherical_loss.experiments.errors import UsageError, UserError
+from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.locks import BusyError
 from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
 
-DEATHS = 5  # of workers with the same run, before the command gives up
+if TYPE_CHECKING:
+    from distributed import Client
 
-Call = Callable[..., Any]
-"""``call(died, function, *arguments)``: the function's value, from another process; ``died()`` each time one is lost."""
+DEATHS = 5  # of workers of this machine with the same run, before the command gives up
 
 
 def train_run(run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None) -> dict[str, Any] | None:
@@ -47,32 +42,50 @@ def train_run(run: Run, out: Path, tensorboard: bool, wait: bool, until: int | N
 
 
 class Workers:
-    """``count`` runs at a time, on this machine or on the cluster of the Dask scheduler at ``cluster``. A context manager."""
+    """``count`` workers on this machine, or those of the Dask scheduler at ``cluster``. A context manager."""
 
     def __init__(self, count: int | None, cluster: str | None = None) -> None:
-        if count is not None and count < 1:
-            raise UsageError(f"--workers is {count}, but must be at least 1")
-        if cluster is None:
-            local = LocalProcesses(count or 1)
-            self.count, self.call, self.close = count or 1, local.call, local.close
-        else:
-            size, self.call, self.close = dask_cluster(cluster)
-            self.count = count or size
-        self.threads = ThreadPoolExecutor(self.count)
+        self.cluster = cluster
+        self.opened = ExitStack()
+        try:
+            with left_to_the_parent(signal.SIGINT):
+                if cluster is None:
+                    self.client = self.opened.enter_context(local_client(count or 1))
+                else:
+                    self.client = self.opened.enter_context(cluster_client(cluster))
+        except ImportError as error:
+            raise UserError("--workers and --cluster need Dask: pip install 'spherical-loss[experiments]'") from error
+        self.count = len(self.client.nthreads())
+        self.executor = self.client.get_executor(pure=False)
 
-    def submit(
-        self, run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None, died: Callable[[], None]
-    ) -> Future[Any]:
+    def submit(self, run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None) -> Future[Any]:
         """Start to train ``run`` as soon as a worker is free."""
-        return self.threads.submit(self.call, died, train_run, run, out.absolute(), tensorboard, wait, until)
+        return self.executor.submit(train_run, run, out.absolute(), tensorboard, wait, until)
+
+    def result(self, future: Future[Any]) -> dict[str, Any] | None:
+        """What :func:`train_run` returned, or an error that says what became of the workers."""
+        from distributed import KilledWorker
+        from distributed.comm.core import CommClosedError
+
+        try:
+            return future.result()
+        except KilledWorker as error:
+            whose = f"of --cluster {self.cluster}" if self.cluster else "of this machine"
+            raise UserError(
+                f"several workers {whose} died with the same run; is there enough memory for all of them?"
+            ) from error
+        except (CancelledError, asyncio.CancelledError, CommClosedError) as error:  # all futures are, without a scheduler
+            raise UserError(
+                f"the Dask scheduler at {self.cluster or 'this machine'} is gone ({error}); start it and its workers again, "
+                "and then the same command: it continues where it stopped"
+            ) from error
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop everything; the next command resumes an unfinished run from its checkpoint."""
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        self.close()
+        self.opened.close()
 
 
 def open_workers(count: int | None, cluster: str | None) -> AbstractContextManager[Workers | None]:
@@ -80,63 +93,44 @@ def open_workers(count: int | None, cluster: str | None) -> AbstractContextManag
     return nullcontext() if count is None and cluster is None else Workers(count, cluster)
 
 
-class LocalProcesses:
-    """Processes that train one run at a time each, and are replaced when they die."""
-
-    def __init__(self, count: int) -> None:
-        self.pools = [new_pool() for _ in range(count)]
-        self.free: SimpleQueue[int] = SimpleQueue()
-        for i in range(count):
-            self.free.put(i)
-        self.closed = False
-
-    def call(self, died: Callable[[], None], function: Callable[..., Any], *arguments: Any) -> Any:
-        i = self.free.get()
-        try:
-            for _ in range(DEATHS):
-                try:
-                    return self.pools[i].submit(function, *arguments).result()
-                except BrokenProcessPool:
-                    if self.closed:
-                        raise
-                    self.pools[i] = new_pool()
-                    died()
-        finally:
-            self.free.put(i)
-        raise UserError(f"{DEATHS} workers in a row died with the same run; is there enough memory for all --workers?")
-
-    def close(self) -> None:
-        self.closed = True
-        for pool in self.pools:
-            for process in list((pool._processes or {}).values()):  # Python 3.14 has kill_workers for this
-                process.kill()
-            pool.shutdown(wait=True)
-
-
-def new_pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=start_worker)
-
-
-def start_worker() -> None:
-    """Leave Ctrl-C to the parent, and die with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=die_with_parent, daemon=True).start()
-
-
-def die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def dask_cluster(address: str) -> tuple[int, Call, Callable[[], None]]:
-    """How many workers the cluster has, how to call a function on one, and how to disconnect."""
+@contextmanager
+def left_to_the_parent(number: signal.Signals) -> Iterator[None]:
+    """A signal, such as that of Ctrl-C, does not reach the threads and processes that are started in here, nor theirs."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    # Of a process that ends at once, as after Ctrl-C, multiprocessing's tracker would warn: there is nothing to tidy up. It is
+    # started here, since the thread that starts it no longer blocks SIGINT afterwards.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
-        from distributed import Client, KilledWorker
-        from distributed.comm.core import CommClosedError
-    except ImportError as error:
-        raise UserError("--cluster needs Dask: pip install 'spherical-loss[cluster]'") from error
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def local_client(count: int) -> Iterator[Client]:
+    """Workers on this machine, which end with this process, however it ends."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    ours = {
+        "distributed.scheduler.allowed-failures": DEATHS - 1,
+        "distributed.nanny.pre-spawn-environ": {},  # Dask would change the allocator and the threads of torch
+    }
+    local: dict[str, Any] = {"n_workers": count, "threads_per_worker": 1, "processes": True, "host": "127.0.0.1"}
+    silent: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL, "memory_limit": None}
+    with dask.config.set(ours), LocalCluster(**local, **silent) as cluster, Client(cluster) as client:
+        yield client
+
+
+@contextmanager
+def cluster_client(address: str) -> Iterator[Client]:
+    """The cluster of the Dask scheduler at ``address``."""
+    from distributed import Client
+
     try:
         client = Client(address, timeout=10)
         client.wait_for_workers(1, timeout=60)
@@ -146,25 +140,11 @@ def dask_cluster(address: str) -> tuple[int, Call, Callable[[], None]]:
             f"--cluster is {address!r}, but no Dask scheduler with workers answers there ({reason}); "
             "start them with: dask scheduler, and dask worker ADDRESS --nthreads 1"
         ) from error
-    threads = client.nthreads()
-    if any(n != 1 for n in threads.values()):
-        client.close()
-        raise UserError(
-            f"the workers of --cluster {address} have {sorted(threads.values())} threads, but a process can train one run at a "
-            "time; start them with: dask worker ADDRESS --nworkers N --nthreads 1"
-        )
-
-    def call(died: Callable[[], None], function: Callable[..., Any], *arguments: Any) -> Any:
-        for _ in range(DEATHS):
-            try:
-                return client.submit(function, *arguments, pure=False).result()
-            except KilledWorker:  # Dask has already tried several workers
-                died()
-            except (CancelledError, asyncio.CancelledError, CommClosedError) as error:  # all futures are, without a scheduler
-                raise UserError(
-                    f"the Dask scheduler at {address} is gone ({error}); start it and its workers again, and then the same "
-                    "command: it continues where it stopped"
-                ) from error
-        raise UserError(f"the workers of --cluster {address} keep dying with the same run; is there enough memory on them?")
-
-    return len(threads), call, client.close
+    with client:
+        threads = client.nthreads()
+        if any(n != 1 for n in threads.values()):
+            raise UserError(
+                f"the workers of --cluster {address} have {sorted(threads.values())} threads, but a process can train one run "
+                "at a time; start them with: dask worker ADDRESS --nworkers N --nthreads 1"
+            )
+        yield client
