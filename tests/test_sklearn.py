@@ -20,7 +20,7 @@ from sklearn.preprocessing import MaxAbsScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spherical_loss import FactoredHead, GramHead, SphericalSoftmaxLoss, TaylorSoftmaxLoss
+from spherical_loss import AdaptiveSphericalSoftmax, FactoredHead, GramHead, SphericalSoftmaxLoss, TaylorSoftmaxLoss
 from spherical_loss.sklearn import LOSSES, SphericalClassifier
 from tests.support import oracle
 
@@ -235,3 +235,31 @@ def test_two_classes_with_the_z_loss_are_refused(iris):
     X, y = iris
     with pytest.raises(ValueError, match="no gradient with two classes"):
         SphericalClassifier("z", max_iter=1).fit(X[y < 2], y[y < 2])
+
+
+@pytest.mark.parametrize("loss", ["taylor", "spherical"])
+def test_adaptive_head(loss):
+    """It learns frequent and rare classes; its probabilities sum to one, and rank as its predictions do."""
+    random = np.random.default_rng(0)
+    labels = np.concatenate([np.repeat(np.arange(5), 60), np.repeat(np.arange(5, 12), 12)])
+    centres = random.normal(size=(12, 6)) * 3
+    X = (centres[labels] + 0.3 * random.normal(size=(len(labels), 6))).astype(np.float32)
+    model = SphericalClassifier(loss, head="adaptive", max_iter=60, random_state=0).fit(X, labels + 100)
+    assert isinstance(model.head_, AdaptiveSphericalSoftmax)
+    assert model.head_.frequent == 6
+    assert set(model.head_.order[:5].tolist()) == set(range(5))  # the most frequent ones
+    assert model.score(X, labels + 100) > 0.9
+    p = model.predict_proba(X)
+    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-4)
+    np.testing.assert_array_equal(model.classes_[p.argmax(1)], model.predict(X))
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), p, rtol=1e-4)
+    np.testing.assert_array_equal(model.decision_function(X).argmax(1), p.argmax(1))
+    again = SphericalClassifier(loss, head="adaptive", random_state=0)
+    for _ in range(3):
+        again.partial_fit(X, labels, classes=np.arange(20))
+    assert again.loss_curve_[-1] < again.loss_curve_[0]
+
+
+def test_adaptive_head_needs_a_likelihood():
+    with pytest.raises(ValueError, match=r"needs a likelihood of the family.*use 'taylor' or 'spherical'"):
+        SphericalClassifier("z", head="adaptive").fit(np.eye(4), [0, 1, 2, 3])

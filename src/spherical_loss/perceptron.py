@@ -10,7 +10,7 @@ from scipy.sparse import csr_array, issparse
 from torch import Tensor, nn
 
 from spherical_loss.base import Loss
-from spherical_loss.heads import DenseHead, Head
+from spherical_loss.heads import DenseHead, Head, LikelihoodLayer
 
 Rows = Any  # a numpy array or a scipy CSR array
 
@@ -23,7 +23,7 @@ class Perceptron(nn.Module):
     sparse_weight: nn.Parameter | None
     sparse_bias: nn.Parameter | None
 
-    def __init__(self, features: int, sizes: tuple[int, ...], sparse: bool, head: Head) -> None:
+    def __init__(self, features: int, sizes: tuple[int, ...], sparse: bool, head: Head | LikelihoodLayer) -> None:
         super().__init__()
         self.register_buffer("shift", torch.zeros(1))
         self.register_buffer("scale", torch.ones(1))
@@ -43,9 +43,20 @@ class Perceptron(nn.Module):
 
     def losses(self, X: Rows, target: Tensor, loss: Loss) -> Tensor:
         hidden = self.hidden(X)
+        if isinstance(self.head, LikelihoodLayer):
+            return -self.head(hidden, target).output
         if isinstance(self.head, DenseHead):  # every loss takes logits, with every option
             return loss(self.head.logits(hidden), target)
         return loss(self.head(hidden, target))
+
+    def outputs(self, hidden: Tensor) -> Tensor:
+        """The logits of all classes, or their log-probabilities."""
+        return self.head.log_prob(hidden) if isinstance(self.head, LikelihoodLayer) else self.head.logits(hidden)
+
+    def topk(self, hidden: Tensor, k: int, loss: Loss) -> Tensor:
+        """The ``k`` most probable classes."""
+        found = self.head.topk(hidden, k) if isinstance(self.head, LikelihoodLayer) else self.head.topk(hidden, k, loss)
+        return found.classes
 
     def standardize(self, X: Rows, weight: Any) -> None:
         """Centre and scale the features; a sparse X is only divided by the root mean square of the norms of its rows."""

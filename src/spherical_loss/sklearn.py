@@ -23,7 +23,15 @@ except ImportError as error:
     raise ImportError("SphericalClassifier needs scikit-learn 1.6 or newer: pip install 'spherical-loss[sklearn]'") from error
 
 from spherical_loss.base import Loss, SphericalLoss
-from spherical_loss.heads import DenseHead, FactoredHead, FactoredSGD, GramHead, Head
+from spherical_loss.heads import (
+    AdaptiveSphericalSoftmax,
+    DenseHead,
+    FactoredHead,
+    FactoredSGD,
+    GramHead,
+    Head,
+    LikelihoodLayer,
+)
 from spherical_loss.learning_rate import STABLE_SHARE, stable_lr
 from spherical_loss.losses import (
     AbsSoftmaxLoss,
@@ -47,6 +55,8 @@ LOSSES: dict[str, Callable[[], Loss]] = {
     "abs": AbsSoftmaxLoss,
 }
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
+HEAD_NAMES = ("auto", *HEADS, "adaptive")
+FREQUENT = 2_000  # classes of the softmax of the adaptive head, and half of all classes at most
 MANY_CLASSES = 50_000  # above, the steps of an optimizer over D x d weights take longer than everything else
 NUMBERS = (int, float, np.integer, np.floating)
 WIDE = 1024  # hidden vectors above this size make d x d matrices slow
@@ -63,7 +73,9 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             or a loss itself. ``predict_proba`` and ``predict_log_proba`` exist where the loss models probabilities.
         head: ``"dense"``, ``"gram"`` or ``"factored"``. ``"auto"`` takes the factored head from 50,000 classes on. Below, it
             takes the gram head if D is at least the batch size and the batch size at least d, and else the dense head.
-            ``"softmax"`` and ``"abs"`` need logits, and so the dense head.
+            ``"softmax"`` and ``"abs"`` need logits, and so the dense head. ``"adaptive"`` is an
+            :class:`AdaptiveSphericalSoftmax`: a softmax over the 2,000 classes that are most frequent in the data (of the first
+            call of ``partial_fit``), with the loss, ``"taylor"`` or ``"spherical"``, over the others.
         hidden_layer_sizes: ReLU units of each hidden layer; ``()`` for a linear model. The first layer takes the rows of
             a sparse X as they are, and updates only the weights of features that occur; without a hidden layer each
             minibatch is made dense.
@@ -139,7 +151,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_parameters()
         X, y, weight = self._checked(X, y, sample_weight, reset=True)
         self.classes_, target = np.unique(y, return_inverse=True)
-        self._start(X, weight if self.standardize else None)
+        self._start(X, _counts(target, weight, len(self.classes_)), weight if self.standardize else None)
         train, held_out = self._split(len(target))
         optimizers = self._optimizers()
         self.loss_curve_: list[float] = []
@@ -165,14 +177,15 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("classes must be given to the first call of partial_fit: all classes that y will ever have")
         if classes is not None and not first and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError("classes are not those of the first call of partial_fit; leave them out of later calls")
-        if first:
-            self.classes_ = np.unique(classes)
-            self._start(X, None)
-            self.n_iter_, self.loss_curve_, self._moments = 0, [], None
-        target = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        if not np.array_equal(self.classes_[target], y):
-            unknown = y[self.classes_[target] != y][0]
+        known = np.unique(classes) if first else self.classes_
+        target = np.searchsorted(known, y).clip(max=len(known) - 1)
+        if not np.array_equal(known[target], y):
+            unknown = y[known[target] != y][0]
             raise ValueError(f"y has the label {unknown}, which is not among the classes of the first call of partial_fit")
+        if first:
+            self.classes_ = known
+            self._start(X, _counts(target, weight, len(known)), None)
+            self.n_iter_, self.loss_curve_, self._moments = 0, [], None
         parts = list(self._shuffled(np.arange(len(target))))
         optimizers = self._optimizers()
         self.loss_curve_.append(self._pass(X, target, weight, parts, [1.0] * len(parts), optimizers))
@@ -181,9 +194,11 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _check_parameters(self) -> None:
-        self._made_loss()
-        if self.head not in (*HEADS, "auto"):
-            raise ValueError(f"head {self.head!r} is not known; use one of auto, {', '.join(HEADS)}")
+        loss = self._made_loss()
+        if self.head not in HEAD_NAMES:
+            raise ValueError(f"head {self.head!r} is not known; use one of {', '.join(HEAD_NAMES)}")
+        if self.head == "adaptive" and not (isinstance(loss, SphericalLoss) and loss.is_likelihood):
+            raise ValueError(f"the adaptive head needs a likelihood of the family, not {loss}: use 'taylor' or 'spherical'")
         sizes = self.hidden_layer_sizes
         if not (isinstance(sizes, Sequence | np.ndarray) and all(_positive_integer(n) for n in sizes)):
             raise ValueError(f"hidden_layer_sizes is {sizes!r}, but must be a tuple of positive integers, such as (100,) or ()")
@@ -225,7 +240,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("sample_weight is zero for every example; at least one must count")
         return X[kept], y[kept], weight[kept] / weight[kept].mean()
 
-    def _start(self, X: Rows, weight: Any | None) -> None:
+    def _start(self, X: Rows, counts: Tensor, weight: Any | None) -> None:
         """An untrained network; ``weight`` to standardize X, or None to take it as it is."""
         self._rng = np.random.RandomState(check_random_state(self.random_state).randint(2**31 - 1))
         loss, D, d = self._made_loss(), len(self.classes_), (X.shape[1], *self.hidden_layer_sizes)[-1]
@@ -233,12 +248,17 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bias = loss.prior_bias(torch.ones(D)) if loss.has_prior_bias else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(self._rng.randint(2**31 - 1)))
-            make_head = HEADS[self._head_name(loss, d, D, self._examples(X.shape[0]))]
-            head = make_head(d, D, init="he" if bias is None else "zero")
+            name = self._head_name(loss, d, D, self._examples(X.shape[0]))
+            head: Head | LikelihoodLayer
+            if name == "adaptive":
+                assert isinstance(loss, SphericalLoss)
+                head = AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, counts + 1)
+            else:
+                head = HEADS[name](d, D, init="he" if bias is None else "zero")
             network = Perceptron(X.shape[1], self.hidden_layer_sizes, issparse(X), head)
         self._first_rate = 0.0
         self.network_ = network.to(torch.from_numpy(np.empty(0, X.dtype)).dtype)
-        if bias is not None:
+        if bias is not None and isinstance(head, Head):
             head.set_bias(bias)
         if weight is not None:
             network.standardize(X, weight)
@@ -276,8 +296,9 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             optimizers.append(torch.optim.AdamW(dense, lr=rate, weight_decay=decay))
         if network.sparse_weight is not None:
             optimizers.append(torch.optim.SparseAdam([network.sparse_weight], lr=rate))
-        if isinstance(network.head, FactoredHead):
-            optimizers.append(FactoredSGD(network.head, lr=0.0))
+        head = network.head.tail if isinstance(network.head, AdaptiveSphericalSoftmax) else network.head
+        if isinstance(head, FactoredHead):
+            optimizers.append(FactoredSGD(head, lr=0.0))
         for optimizer, moments in zip(optimizers, getattr(self, "_moments", None) or [], strict=False):
             optimizer.load_state_dict(moments)
         return optimizers
@@ -328,7 +349,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # Prediction ----------------------------------------------------------------------------------------------------
 
     @property
-    def head_(self) -> Head:
+    def head_(self) -> Head | LikelihoodLayer:
         """The trained head."""
         check_is_fitted(self)
         return self.network_.head
@@ -339,17 +360,16 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_topk(self, X: Any, k: int) -> Any:
         """The ``k`` most probable classes of each row, best first, (n, k): an exact search that never holds n x D numbers."""
-        loss = self._made_loss()
-        found = [self.head_.topk(hidden, k, loss).classes.numpy() for hidden in self._hidden(X)]
+        found = [self.network_.topk(hidden, k, self._made_loss()).numpy() for hidden in self._hidden(X)]
         return self.classes_[np.concatenate(found)]
 
     def decision_function(self, X: Any) -> Any:
         """Log-probabilities, or the scores of a loss without them, (n, D); for two classes the difference, (n,)."""
-        scores = self._of_logits(X, self._scores)
+        scores = self._of_outputs(X, self._scores)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def _scores(self, o: Tensor) -> Tensor:
-        loss = self._made_loss()
+        loss = self._loss_of_outputs()
         if loss.has_probabilities:
             return loss.log_probabilities(o)
         return loss.score(o.sum(1, keepdim=True), o.square().sum(1, keepdim=True), o, o.shape[1])
@@ -357,15 +377,19 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @available_if(lambda self: self._made_loss().has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
         """The probabilities of all classes, (n, D)."""
-        return self._of_logits(X, self._made_loss().probabilities)
+        return self._of_outputs(X, self._loss_of_outputs().probabilities)
 
     @available_if(lambda self: self._made_loss().has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
         """The logarithms of :meth:`predict_proba`."""
-        return self._of_logits(X, self._made_loss().log_probabilities)
+        return self._of_outputs(X, self._loss_of_outputs().log_probabilities)
 
-    def _of_logits(self, X: Any, function: Callable[[Tensor], Tensor]) -> Any:
-        return np.concatenate([function(self.head_.logits(hidden).detach()).numpy() for hidden in self._hidden(X)])
+    def _loss_of_outputs(self) -> Loss:
+        """The loss whose probabilities the outputs have; log-probabilities are the outputs of a softmax."""
+        return SoftmaxLoss() if isinstance(self.head_, LikelihoodLayer) else self._made_loss()
+
+    def _of_outputs(self, X: Any, function: Callable[[Tensor], Tensor]) -> Any:
+        return np.concatenate([function(self.network_.outputs(hidden).detach()).numpy() for hidden in self._hidden(X)])
 
     def _hidden(self, X: Any) -> Iterator[Tensor]:
         """The hidden vectors of X, some rows at a time."""
@@ -374,6 +398,11 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = max(1, 2**22 // max(1, X.shape[1]))  # as dense rows, 32 MiB of float64
         with torch.no_grad():
             yield from (self.network_.hidden(X[i : i + rows]) for i in range(0, X.shape[0], rows))
+
+
+def _counts(target: Any, weight: Any, D: int) -> Tensor:
+    """How often each class occurs, (D,)."""
+    return torch.from_numpy(np.bincount(target, weights=weight, minlength=D))
 
 
 def _positive_integer(value: Any) -> bool:
