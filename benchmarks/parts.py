@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ def measure(parts: Sequence[str], results: Path) -> Path:
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {measured['machine']['capability']}")
-    for name in parts:
+    start = time.monotonic()
+    for i, name in enumerate(parts):
+        print(f"\n[{i + 1}/{len(parts)}] {name}, after {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
         if figures := PARTS[name](results):  # empty for a part that was left out
             measured[name] = figures
         path.write_text(json.dumps(measured, indent=1) + "\n")
