@@ -289,6 +289,25 @@ def test_gaps_have_the_interval_of_the_ratio() -> None:
     assert gap.bounds[1] == pytest.approx(math.sqrt(8) * math.exp(half), rel=1e-4)
 
 
+def test_tiers() -> None:
+    values = {"softmax": ("dense", 100.0), "taylor": ("factored", 150.0)}
+    lines = [text_line(loss, seed, p + seed, head=head) for loss, (head, p) in values.items() for seed in (0, 1, 2)]
+    runs = runs_of(*lines, *(text_line("taylor", seed, 120.0 + 2 * seed, head="tiered") for seed in (0, 1, 2)))
+    (group,) = questions.tier_groups(runs)
+    _, ((*_, softmax, single, tiers, closed),) = questions.tier_cells(group)
+    assert [softmax, single, tiers] == ["101 (1)", "151 (1)", "122 (2)"]
+    assert closed == "58%"  # 29 of 50
+    _, (better, gap) = questions.tier_tests(group)
+    assert better[:3] == ["Log Taylor softmax: tiers beat one rate", "confirmed", "29"]
+    assert gap[:3] == ["Log softmax beats Log Taylor softmax with tiers", "confirmed", "21"]
+    section = report.tiers_section(runs)
+    assert section is not None
+    assert "58%" in section.body
+    assert report.tiers_section(runs_of(*lines)) is None
+    row = claim(report.claim_rows(runs, {}), "Softmax beats Taylor in perplexity on Penn Treebank")
+    assert row[3] == "50"  # the paper's claim is about one rate
+
+
 def test_equal_time() -> None:
     lines = [
         text_line(loss, 0, 100.0, task="imdb", vocabulary="full", seconds=s) for loss, s in (("taylor", 10.0), ("new", 15.0))

@@ -1,4 +1,4 @@
-"""The experiments beyond the paper's tables: the bounds, the number of classes, the large vocabulary."""
+"""The experiments beyond the paper's tables: the bounds, the number of classes, tiers, the large vocabulary."""
 
 from __future__ import annotations
 
@@ -214,6 +214,56 @@ def gap_picture(title: str, found: Sequence[Gap]) -> Picture:
         f"The gap to the softmax against the number of classes. {'. '.join(text)}.",
         *(panel_of(metric) for metric in GAPS),
     )
+
+
+def tier_groups(runs: Sequence[StoredRun]) -> list[Group]:
+    """The finished runs of one text under the same conditions, where softmax and a loss with tiers are among them."""
+    texts = [run for run in runs if "vocabulary" in run.settings and run.finished]
+    groups = [group_of(part) for part in grouped(texts)]
+    return [group for group in groups if "softmax" in group.results and tiered_losses(group)]
+
+
+def tiered_losses(group: Group) -> list[str]:
+    return [label.removesuffix("/tiered") for label in group.results if label.endswith("/tiered")]
+
+
+def one_rate(group: Group, loss: str) -> dict[int, float]:
+    """Perplexities of the loss with one rate for all classes, by seed."""
+    return by_seed(of_loss({k: v for k, v in group.results.items() if k != f"{loss}/tiered"}, loss), "perplexity")
+
+
+def tier_cells(group: Group) -> Cells:
+    """A row per loss that has tiers: softmax's perplexity, the loss's with one rate and with tiers, and how much of the gap to
+    softmax the tiers close, of the mean perplexities."""
+    softmax = list(by_seed(group.results["softmax"], "perplexity").values())
+    rows = []
+    for loss in tiered_losses(group):
+        single = list(one_rate(group, loss).values())
+        tiers = list(by_seed(group.results[f"{loss}/tiered"], "perplexity").values())
+        means = [statistics.fmean(x) if x else None for x in (softmax, single, tiers)]
+        rows.append([label_text(loss), *(mean_text(x, PERPLEXITY) for x in (softmax, single, tiers)), closed_text(*means)])
+    return ["loss function", "softmax", "one rate", "tiers", "of the gap closed"], rows
+
+
+def closed_text(softmax: float | None, single: float | None, tiers: float | None) -> str:
+    """
+    >>> closed_text(100.0, 150.0, 120.0), closed_text(100.0, 90.0, 80.0), closed_text(100.0, None, 120.0)
+    ('60%', '-', '-')
+    """
+    if softmax is None or single is None or tiers is None or single <= softmax:
+        return "-"
+    return f"{(single - tiers) / (single - softmax):.0%}"
+
+
+def tier_tests(group: Group) -> Cells:
+    softmax, rows = by_seed(group.results["softmax"], "perplexity"), []
+    for loss in tiered_losses(group):
+        tiers = by_seed(group.results[f"{loss}/tiered"], "perplexity")
+        rows += [
+            paired_row(f"{label_text(loss)}: tiers beat one rate", tiers, one_rate(group, loss), "perplexity"),
+            paired_row(f"Log softmax beats {label_text(loss)} with tiers", softmax, tiers, "perplexity"),
+        ]
+    return ["question", *CLAIM_HEADINGS[1:]], rows
 
 
 def equal_time_cells(group: Group) -> Cells:

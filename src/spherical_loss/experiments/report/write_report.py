@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.marks import replace_marked
 from spherical_loss.experiments.report import page, questions
+from spherical_loss.experiments.report.claims import claim_rows, verdict_counts
 from spherical_loss.experiments.report.page import Section, details, paragraph, pictures
 from spherical_loss.experiments.report.pictures import error_bars, learning_curves, time_curves, tuning_picture
-from spherical_loss.experiments.results.paper import TABLES, Claim, Row, Table
+from spherical_loss.experiments.report.summary import summary
+from spherical_loss.experiments.results.paper import TABLES, Table
 from spherical_loss.experiments.results.selection import (
     Group,
-    counterpart,
     group_of,
     grouped,
     scaled_down,
@@ -30,19 +29,10 @@ from spherical_loss.experiments.results.tables import (
     CLAIM_HEADINGS,
     COLUMNS,
     Cells,
-    Column,
     Results,
-    by_seed,
-    claim_row,
-    compared_runs,
-    figure_text,
     label_text,
     loss_of,
-    markdown_table,
-    mean_text,
-    of_loss,
     result_cells,
-    undecided_row,
 )
 
 TITLE = "Softmax alternatives of the spherical family: results"
@@ -56,8 +46,6 @@ RULE = (
 )
 
 
-SUMMARIZED = {"softmax": "softmax", "taylor": "Taylor softmax", "spherical": "spherical softmax"}
-"""The losses of the README's summary, and what they are called there."""
 STUDY_HEADINGS = ["task", "loss function", "trials", "given up", "diverged", "best values", "validation", "judged by", "epochs"]
 TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "pruned after"]
 
@@ -85,6 +73,7 @@ def html_report(runs: list[StoredRun], studies: list[Study], missing: dict[str, 
         for section in (
             bounds_section(runs),
             growth_section(runs),
+            tiers_section(runs),
             large_vocabulary_section(runs),
             others_section(runs),
             tuning_section(studies),
@@ -114,7 +103,7 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
     if not groups:
         headings, rows = missing_cells(table, missing.get(table.task, "no runs yet"))
         return Section(name, title, page.table(title, headings, rows))
-    group, metric = table_group(groups), main_metric(table)
+    group, metric = table_group(groups), table.main_metric
     text = (
         "Ours: mean (standard deviation) over the runs of each loss that were trained for the longest. The paper's figures are "
         "beside them; the same row says what was scaled down."
@@ -136,10 +125,6 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
     return Section(name, title, "\n".join(body))
 
 
-def main_metric(table: Table) -> str:
-    return "error" if any(row.error is not None for row in table.rows.values()) else "perplexity"
-
-
 def table_cells(group: Group, table: Table, absent: bool = True) -> Cells:
     """Our results beside the paper's, what was scaled down, and (``absent``) rows for the paper's losses that have no runs."""
     results: Results = group.results
@@ -147,7 +132,7 @@ def table_cells(group: Group, table: Table, absent: bool = True) -> Cells:
     without = [loss for loss in table.losses if absent and loss not in run]
     headings, rows = result_cells({**results, **{loss: {} for loss in without}}, table)
     notes = [scaled_down(group, label, table) for label in results] + ["no runs yet"] * len(without)
-    return main_first(headings, rows, main_metric(table), "scaled down", notes)
+    return main_first(headings, rows, table.main_metric, "scaled down", notes)
 
 
 def main_first(headings: list[str], rows: list[list[str]], metric: str, title: str, notes: Sequence[str]) -> Cells:
@@ -167,7 +152,7 @@ def main_first(headings: list[str], rows: list[list[str]], metric: str, title: s
 def missing_cells(table: Table, reason: str) -> Cells:
     """The paper's figures, and the reason why we have none."""
     headings, rows = result_cells({loss: {} for loss in table.losses}, table)
-    return main_first(headings, rows, main_metric(table), "ours", [reason] * len(rows))
+    return main_first(headings, rows, table.main_metric, "ours", [reason] * len(rows))
 
 
 def left_out_text(group: Group) -> str:
@@ -186,44 +171,6 @@ def conditions_text(other: Group, group: Group) -> str:
 
 
 # The claims
-
-
-def claim_rows(runs: Sequence[StoredRun], missing: dict[str, str]) -> list[list[str]]:
-    """A row per claim of the paper: the number of its table, what :func:`comparison_row` gives, and the epochs of the runs."""
-    found = []
-    for name, table in TABLES.items():
-        for claim in table.claims:
-            untested = undecided_row(claim.text, why=missing.get(table.task, "no runs yet")), "-"
-            row, epochs = tested(claim, name, runs) or untested
-            found.append([row[0], str(table.number), *row[1:], epochs])
-    if (bounds := questions.bound_group(runs)) is not None:
-        found += [[row[0], "text", *row[1:], epochs_text(bounds.runs)] for row in questions.bounds_claims(bounds)[1]]
-    return found
-
-
-def tested(claim: Claim, name: str, runs: Sequence[StoredRun]) -> tuple[list[str], str] | None:
-    """Test the claim on the longest runs under the same conditions of which there are two pairs, or else one; None if the table
-    has no runs."""
-    candidates = []
-    for group in table_groups(name, runs):
-        elsewhere = counterpart(group, TABLES[name], claim.elsewhere, runs) if claim.elsewhere else None
-        candidates.append((group, elsewhere, min(2, compared_runs(claim, group.results, elsewhere))))
-    if not candidates:
-        return None
-    group, elsewhere, count = max(candidates, key=lambda candidate: candidate[2])  # of several, the first, which is the longest
-    mine = [run for run in group.runs if run.loss in (claim.better, claim.worse)]
-    return claim_row(claim, group.results, elsewhere), epochs_text(mine) if count else "-"
-
-
-def epochs_text(runs: Sequence[StoredRun]) -> str:
-    """How many epochs the runs were trained for, such as ``4`` or ``12 to 31``."""
-    epochs = sorted({run.result["epochs"] for run in runs if run.finished})
-    return "-" if not epochs else str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-
-
-def verdict_counts(rows: Sequence[Sequence[str]]) -> str:
-    counts = Counter(row[2] for row in rows)
-    return f"Of {len(rows)} claims of the paper, " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in page.VERDICTS)
 
 
 def claims_section(runs: Sequence[StoredRun], missing: dict[str, str]) -> Section:
@@ -276,6 +223,25 @@ def growth_section(runs: Sequence[StoredRun]) -> Section | None:
             pictures(questions.gap_picture(title, gaps)),
         ]
     return Section("growth", "The gap as the number of classes grows", "\n".join(body))
+
+
+def tiers_section(runs: Sequence[StoredRun]) -> Section | None:
+    groups = questions.tier_groups(runs)
+    if not groups:
+        return None
+    body = [
+        paragraph(
+            "With one learning rate for all classes the frequent ones learn too slowly. A tiered head cuts the classes into "
+            "tiers by frequency, and each tier has a rate of its own. The model is the same. Runs of the same seed are pairs."
+        )
+    ]
+    for group in groups:
+        title = f"{group.runs[0].task}, {questions.trained_on(group.runs[0])}"
+        body += [
+            page.table(f"Perplexity with one rate and with tiers: {title}", *questions.tier_cells(group)),
+            page.table(f"Do tiers close the gap to softmax? {title}", *questions.tier_tests(group)),
+        ]
+    return Section("tiers", "Tiers: a learning rate for every frequency", "\n".join(body))
 
 
 def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
@@ -384,39 +350,3 @@ def environment_section(runs: Sequence[StoredRun]) -> Section:
         "Versions and machines",
         paragraph(how) + page.table("What the runs were made with", ["versions", "Python", "machine", "threads", "runs"], rows),
     )
-
-
-# The README
-
-
-def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
-    """A Markdown table: softmax, Taylor and spherical softmax in every table of the paper, with our figure and the paper's, and
-    whether the paper's order of the first two is confirmed."""
-    rows = []
-    for name, table in TABLES.items():
-        column = next(column for column in COLUMNS if column.metric == main_metric(table))
-        groups = table_groups(name, runs)
-        results = table_group(groups).results if groups else {}
-        claim = next(c for c in table.claims if {c.better, c.worse} == {"softmax", "taylor"} and c.metric == column.metric)
-        order = f"{SUMMARIZED[claim.better]} before {SUMMARIZED[claim.worse]}: "
-        cells = [beside(of_loss(results, loss), table.rows.get(loss), column) for loss in SUMMARIZED]
-        verdict = order + tested_text(claim, name, runs) if groups else missing.get(table.task, "no runs yet")
-        rows.append([f"{table.number} `{name}`", column.heading, *cells, verdict])
-    headings = ["table", "ours (the paper's)", *SUMMARIZED.values(), "the paper's order, here"]
-    counts = f"{verdict_counts(claim_rows(runs, missing))}."
-    return f"{markdown_table('The tables of the paper', headings, rows)}\n{counts}"
-
-
-def beside(results: dict[int, dict[str, Any]], row: Row | None, column: Column) -> str:
-    """Our figure, and the paper's in brackets."""
-    values = list(by_seed(results, column.metric).values())
-    figure = getattr(row, column.metric) if row else None
-    paper = figure_text(None if figure is None else figure._replace(deviation=None), column)
-    ours = mean_text([statistics.fmean(values)] if values else [], column)
-    return "-" if (ours, paper) == ("-", "-") else f"{ours} ({paper})"
-
-
-def tested_text(claim: Claim, name: str, runs: Sequence[StoredRun]) -> str:
-    """A verdict; if it was tested, with the p value, the number of pairs of runs, and their epochs."""
-    row, epochs = tested(claim, name, runs) or ([], "")
-    return f"{row[1]} (p = {row[4]}, n = {row[6]}, {epochs} epochs)" if row[4] != "-" else row[1]

@@ -62,6 +62,10 @@ class Table:
     def losses(self) -> tuple[str, ...]:
         return tuple(self.rows)
 
+    @property
+    def main_metric(self) -> str:
+        return "error" if any(row.error is not None for row in self.rows.values()) else "perplexity"
+
 
 def language_row(perplexity: float, top10: float, simlex: float, epochs: float | None = None) -> Row:
     return Row(
