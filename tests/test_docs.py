@@ -95,7 +95,8 @@ def test_commands_are_understood(page, monkeypatch, capsys):
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
         elif words[:2] == ["python", "-m"]:
-            assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").exists() or (ROOT / words[2]).is_dir(), words
+            module = ROOT / words[2].replace(".", "/")
+            assert module.with_suffix(".py").exists() or (module / "__main__.py").exists(), words
         for word in words:
             if word.endswith(".py"):
                 assert (ROOT / word).exists(), words
