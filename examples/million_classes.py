@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from spherical_loss import AdaptiveSphericalSoftmax, FactoredSGD
+from spherical_loss import AdaptiveSphericalSoftmax, FactoredSGD, files
 from spherical_loss.learning_rate import suggested_lr
 
 DENSE_CLASSES = 16_384  # of the measured dense step, whose time is proportional to them
@@ -125,14 +125,12 @@ def main() -> None:
 
 
 def save(path: Path, parts: list[Any], step: int) -> None:
-    """Write under another name first: a program that is killed while writing leaves the last checkpoint intact."""
-    partial = path.with_suffix(".partial")
-    torch.save({"step": step, "parts": [part.state_dict() for part in parts]}, partial)
-    partial.replace(path)
+    """With a checksum; a program that is killed while writing leaves the last checkpoint intact."""
+    files.save({"step": step, "parts": [part.state_dict() for part in parts]}, path)
 
 
 def load(path: Path, parts: list[Any]) -> int:
-    state = torch.load(path, weights_only=True)
+    state = files.load(path)
     for part, saved in zip(parts, state["parts"], strict=True):
         part.load_state_dict(saved)
     return int(state["step"])
