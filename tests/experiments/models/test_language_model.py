@@ -18,10 +18,12 @@ from spherical_loss.experiments import cli
 from spherical_loss.experiments.data import corpora
 from spherical_loss.experiments.data.folder import VARIABLE
 from spherical_loss.experiments.data.simlex import read_simlex
+from spherical_loss.experiments.data.text import UNICODE_WORDS, split_words
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.models.language_model import evaluate_language, language_model, language_optimizer
 from spherical_loss.experiments.models.loss_names import make_loss
 from spherical_loss.experiments.results.paper import TABLES
+from spherical_loss.experiments.running.compare import plan
 from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
@@ -325,6 +327,41 @@ def test_compare_any_text_with_all_heads(texts: Path, tmp_path: Path, capsys: py
     file.write_text(chain(3000, seed=99))  # another text under the same name is another run
     assert command(*compare, "--losses", "taylor") == 0
     assert "(stored)" not in capsys.readouterr().out
+
+
+def test_texts_of_ones_own_validate_and_test(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"file": "my corpus.txt", "valid": "mine.valid.txt", "test": "mine.test.txt"}
+    for (name, file), n in zip(names.items(), (3000, 700, 500), strict=True):
+        (tmp_path / file).write_text(chain(n, seed=n))
+        names[name] = str(tmp_path / file)
+    options = [word for name, file in names.items() for word in (f"--{name}", file)]
+    assert command("compare", "text", *options, "--losses", "taylor", "--out", str(tmp_path / "runs"), *OPTIONS) == 0
+    out = capsys.readouterr().out
+    sizes = [len(split_words((tmp_path / Path(file)).read_text(), UNICODE_WORDS)) for file in names.values()]
+    assert "{:,} words to train, {:,} words to validate, {:,} words to test".format(*sizes) in out
+    assert "my corpus.txt: the next word" in out
+    (result,) = (tmp_path / "runs/text").glob("taylor-*/result.json")
+    assert [json.loads(result.read_text())["data"][part] for part in ("train", "valid", "test")] == sizes
+
+
+def test_defaults_of_a_text(texts: Path, tmp_path: Path) -> None:
+    """The vocabulary is what the text has; the network suits a text of ordinary size."""
+    (tmp_path / "corpus.txt").write_text(chain(3000, seed=5))
+    settings = dataclasses.replace(TASKS["text"].settings, file=str(tmp_path / "corpus.txt"))
+    (run,) = plan("text", ["taylor"], [0], settings)
+    words = split_words((tmp_path / "corpus.txt").read_text(), UNICODE_WORDS)
+    repeated = {word for word in words if words.count(word) > 1}
+    assert run.settings.vocabulary == len(repeated | {"<eos>", "<unk>"})
+    assert (run.settings.layers, run.settings.width, run.settings.embedding) == (1, 300, 100)
+
+
+def test_a_text_that_is_too_small_to_mean_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "corpus.txt").write_text(chain(300, seed=5))
+    assert command("compare", "text", "--file", str(tmp_path / "corpus.txt"), "--out", str(tmp_path / "runs"), *OPTIONS) == 1
+    err = capsys.readouterr().err
+    assert "too few to mean anything" in err
+    assert "--valid" in err
+    assert err.count("\n") == 1
 
 
 def test_the_default_architecture_is_a_table_of_the_paper(

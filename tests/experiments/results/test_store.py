@@ -240,13 +240,13 @@ def test_a_study_that_went_on_replaces_the_shorter_one(tmp_path: Path) -> None:
 def test_a_run_says_how_large_its_data_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPHERICAL_LOSS_DATA", str(tmp_path))
     text, out, results = tmp_path / "corpus.txt", tmp_path / "out", tmp_path / "results"
-    text.write_text("a b c d e\n" * 200)
+    text.write_text("a b c d e\n" * 300)
     settings = LanguageSettings(file=str(text), vocabulary=5, lr=0.1, layers=0, output_rate=1.0, epochs=1, momentum=0.0)
     train(Run("text", "taylor", 0, RECIPES["text"].prepare(settings, True)), out, Reporter())
     text.unlink()  # what collect does not need
     collected(out, results)
     (found,) = read_runs(results)
-    assert found.data == {"train": 960, "valid": 120, "test": 120, "D": 5}
+    assert found.data == {"train": 1440, "valid": 180, "test": 180, "D": 5}
     assert "data" not in found.result
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pooch
@@ -33,6 +33,7 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.training.settings import LanguageSettings
 
 HELD_OUT = 100_000  # words: the limit for a validation or test set that is cut from a larger text
+SMALLEST = 1_000  # words to train on, below which the figures are noise
 DENSE_OUTPUTS = 10**9  # outputs computed to measure a loss outside the family; up to 10,000 words this covers the whole set
 RANKED_VALID, RANKED_TEST = 10**8, 3 * 10**8  # outputs computed to rank the words of a validation or test set
 
@@ -150,7 +151,8 @@ def imdb(settings: LanguageSettings) -> Source:
 def text(settings: LanguageSettings) -> Source:
     if settings.file is None:
         raise UserError("the task text needs a file: give it with --file, for example --file corpus.txt")
-    return Source([Path(settings.file).expanduser()], [], [])
+    train, valid, test = ([Path(name).expanduser()] if name else [] for name in (settings.file, settings.valid, settings.test))
+    return Source(train, valid, test)
 
 
 def existing(name: str, what: str = "") -> Path:
@@ -172,6 +174,11 @@ def prepared(find: Find, settings: LanguageSettings, quiet: bool) -> LanguageSet
     source = find(settings)
     sums = checksums(source[:3])
     splits = load(find, settings, quiet)
+    if len(splits.train) < SMALLEST:
+        raise UserError(
+            f"{len(splits.train):,} words are left to train on, too few to mean anything: give a text of {2 * SMALLEST:,} "
+            "words at least, or validate and test on other texts with --valid and --test"
+        )
     if not quiet:
         words = ", ".join(
             f"{len(part):,} words to {verb}" for part, verb in zip(splits, ("train", "validate", "test"), strict=True)
@@ -180,8 +187,12 @@ def prepared(find: Find, settings: LanguageSettings, quiet: bool) -> LanguageSet
         few = {"softmax's perplexity": splits.test.with_logits, "top-10 error": splits.test.ranked}
         fewer = "".join(f", {what} of {len(rows):,} of them" for what, rows in few.items() if len(rows) < len(splits.test))
         print(f"{files}: {words}{fewer}; vocabulary of {splits.train.D:,}")
-    file = None if settings.file is None else os.path.normpath(settings.file)  # ./corpus.txt is corpus.txt
-    return dataclasses.replace(settings, file=file, corpus=hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12])
+    names = {name: getattr(settings, name) for name in ("file", "valid", "test")}
+    found: dict[str, Any] = {
+        name: file and os.path.normpath(file) for name, file in names.items()
+    }  # ./corpus.txt is corpus.txt
+    found["corpus"] = hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
+    return dataclasses.replace(settings, vocabulary=settings.vocabulary or splits.train.D, **found)
 
 
 def load(find: Find, settings: LanguageSettings, quiet: bool = True) -> TextSplits:

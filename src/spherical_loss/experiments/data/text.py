@@ -41,6 +41,7 @@ EOS, UNK = "<eos>", "<unk>"
 BLOCK = 2**22  # bytes that are read at once
 MAX_WORD = 2**26  # bytes: a longer stretch without a space is not text
 MAX_TYPES = 2**22  # word types that are counted at once: about 500 MB
+LARGEST = 10_000  # words of a vocabulary whose size is not given
 FORMAT = 2  # version of the cached files; part of their key
 
 WORDS = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*|[0-9]+(?:[.,][0-9]+)*|\n|\S")
@@ -164,8 +165,9 @@ def pruned(counts: Counter[str], most: int) -> Counter[str]:
     return Counter({word: n for word, n in counts.items() if n > k})
 
 
-def choose_words(counts: Counter[str], vocabulary: int | str, min_count: int, name: str) -> list[str]:
-    """``<unk>``, ``<eos>`` and the most frequent words, ``vocabulary`` in all; or, for "full", all seen ``min_count`` times.
+def choose_words(counts: Counter[str], vocabulary: int | str | None, min_count: int, name: str) -> list[str]:
+    """``<unk>``, ``<eos>`` and the most frequent words, ``vocabulary`` in all; or, for "full", all seen ``min_count`` times;
+    for None, these, but ``LARGEST`` in all at most.
 
     >>> choose_words(Counter({"a": 3, "b": 1, "c": 3, "<eos>": 2}), 4, 1, "corpus.txt")
     ['<unk>', '<eos>', 'a', 'c']
@@ -176,11 +178,11 @@ def choose_words(counts: Counter[str], vocabulary: int | str, min_count: int, na
     if not words:
         raise UserError(f"{name} is empty: it has no words")
     words.sort(key=lambda word: (-counts[word], word))
-    if isinstance(vocabulary, str):
+    if vocabulary is None or isinstance(vocabulary, str):
         words = [word for word in words if counts[word] >= min_count]
         if not words:
             raise UserError(f"{name} has no word that occurs {min_count} times; lower --min-count")
-        return [UNK, EOS, *words]
+        return [UNK, EOS, *words] if vocabulary else [UNK, EOS, *words[: LARGEST - 2]]
     if vocabulary < 3:
         raise UserError(f"--vocabulary is {vocabulary}, but must be at least 3: {UNK}, {EOS} and a word")
     if vocabulary > len(words) + 2:
@@ -210,7 +212,7 @@ def read_corpus(
     groups: Sequence[Sequence[Path]],
     counted: int,
     tokens: str,
-    vocabulary: int | str,
+    vocabulary: int | str | None,
     min_count: int,
     cache: Path,
     quiet: bool = True,

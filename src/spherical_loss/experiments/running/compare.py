@@ -57,7 +57,9 @@ def compare(options: Compare, console: Console) -> None:
     with open_workers(options.workers, options.cluster) as workers:
         finished = train_runs(runs, options.out, console, options.quiet, options.tensorboard, workers)
     table = paper.table_of(options.task, runs[0].settings)  # not ``settings``, which may leave the layers open
-    on_first(lambda: show(options.name, options.title, finished, table, options.out, console))
+    file = getattr(settings, "file", None)
+    title = options.title if file is None else f"{Path(file).name}: the next word"
+    on_first(lambda: show(options.name, title, finished, table, options.out, console))
 
 
 def plan(

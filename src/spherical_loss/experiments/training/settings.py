@@ -85,8 +85,9 @@ class LanguageSettings(Settings):
     """Learning rate of the output layer, as a multiple of --lr."""
     tail_rate: float | None = None
     """Learning rate of the tail of the adaptive-spherical head, as a multiple of --lr; by default from suggested_lr."""
-    vocabulary: int | Literal["full"] = 10_000
-    """Size of the vocabulary, with <unk> and <eos>; full: all words that occur --min-count times."""
+    vocabulary: int | Literal["full"] | None = 10_000
+    """Size of the vocabulary, with <unk> and <eos>; full: all words that occur --min-count times; None (for the task text): the
+    same, but 10,000 at most."""
     min_count: int = 2
     """Fewest occurrences of a word of the full vocabulary."""
     tokens: Literal["spaces", "words", "unicode"] = "spaces"
@@ -95,6 +96,10 @@ class LanguageSettings(Settings):
     scripts."""
     file: str | None = None
     """The text, in UTF-8 (for the task text)."""
+    valid: str | None = None
+    """A text to validate on; by default the end of --file (for the task text)."""
+    test: str | None = None
+    """A text to test on; by default the end of --file (for the task text)."""
     words: int | None = None
     """Train on this many words only, from the beginning of the text."""
     online: bool = False

@@ -91,6 +91,7 @@ TABLE_5: dict[str, dict[str, Any]] = {
     "taylor": {"layers": 3, "width": 1427},
 }
 PTB_VALUES = {loss: {"layers": 2, "width": 809, **rates, **TABLE_5.get(loss, {})} for loss, rates in RATES.items()}
+TEXT_VALUES = {loss: {"layers": 1, "width": 300, **rates} for loss, rates in RATES.items()}  # some minutes for a million words
 ONLINE_VALUES = {loss: {"layers": 1, "width": 1000, **rates} for loss, rates in RATES.items()}
 LANGUAGE_LOSSES = ("softmax", "abs", "spherical", "taylor", "z")
 
@@ -150,8 +151,8 @@ TASKS: dict[str, Task] = {
     ),
     "text": language_task(
         "any text file: --file corpus.txt --vocabulary 50000",
-        language_settings(epochs=20, patience=5, tokens="unicode"),
+        language_settings(epochs=20, patience=5, tokens="unicode", vocabulary=None, embedding=100),
         ("softmax", "spherical", "taylor"),
-        ONLINE_VALUES,
+        TEXT_VALUES,
     ),
 }
