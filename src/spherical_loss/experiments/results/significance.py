@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
-from scipy import special  # scipy.stats has the same tests, but takes as long to import as torch
+
+# scipy.stats takes as long to import as torch, so it is imported where a table needs it.
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
@@ -17,11 +19,14 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     >>> f"{low:.3f} {high:.3f}"
     '-0.484 4.484'
     """
+    from scipy import stats
+
     if len(values) < 2:
         return None
-    x = np.asarray(values, dtype=float)
-    half = special.stdtrit(len(x) - 1, (1 + level) / 2) * x.std(ddof=1) / math.sqrt(len(x))
-    return float(x.mean() - half), float(x.mean() + half)
+    if np.ptp(values) == 0:  # no spread, no interval
+        return float(values[0]), float(values[0])
+    low, high = stats.t.interval(level, len(values) - 1, np.mean(values), stats.sem(values))
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,10 @@ def paired(better: dict[int, float], worse: dict[int, float], level: float = 0.9
     seeds = sorted(better.keys() & worse.keys())
     if len(seeds) < 2:
         return None
-    difference = np.array([worse[seed] - better[seed] for seed in seeds])
-    n, mean, error = len(seeds), float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(len(seeds))
-    return _student(mean, error, n - 1, n, level, "paired t")
+    from scipy import stats
+
+    pairs = [worse[seed] for seed in seeds], [better[seed] for seed in seeds]
+    return _compared(stats.ttest_rel, *pairs, float(np.std(np.subtract(*pairs))), len(seeds), level, "paired t")
 
 
 def unpaired(better: Sequence[float], worse: Sequence[float], level: float = 0.95) -> Comparison | None:
@@ -63,17 +69,19 @@ def unpaired(better: Sequence[float], worse: Sequence[float], level: float = 0.9
     """
     if min(len(better), len(worse)) < 2:
         return None
-    parts = [np.var(x, ddof=1) / len(x) for x in (better, worse)]
-    mean, error = float(np.mean(worse) - np.mean(better)), math.sqrt(sum(parts))
-    total = sum(v**2 / (len(x) - 1) for v, x in zip(parts, (better, worse), strict=True))
-    freedom = float(sum(parts) ** 2 / total) if total > 0 else len(better) + len(worse) - 2
-    return _student(mean, error, freedom, len(better) + len(worse), level, "Welch t")
+    from scipy import stats
+
+    welch, spread = partial(stats.ttest_ind, equal_var=False), float(max(np.std(better), np.std(worse)))
+    return _compared(welch, worse, better, spread, len(better) + len(worse), level, "Welch t")
 
 
-def _student(mean: float, error: float, freedom: float, n: int, level: float, test: str) -> Comparison:
-    half = float(special.stdtrit(freedom, (1 + level) / 2)) * error
-    if error > 1e-12 * abs(mean):
-        p = float(special.stdtr(freedom, -mean / error))
-    else:  # t is not defined if all differences are equal: use the sign test
+def _compared(
+    test: Callable[..., Any], worse: Sequence[float], better: Sequence[float], spread: float, n: int, level: float, name: str
+) -> Comparison:
+    mean = float(np.mean(worse) - np.mean(better))
+    if spread <= 1e-12 * abs(mean):  # t is not defined where all differences are the same number: the sign test
         p = 0.5**n if mean > 0 else 1 - 0.5**n if mean < 0 else 0.5
-    return Comparison(mean, mean - half, mean + half, p, n, test)
+        return Comparison(mean, mean, mean, p, n, name)
+    bounds = test(worse, better).confidence_interval(level)
+    p = test(worse, better, alternative="greater").pvalue
+    return Comparison(mean, float(bounds.low), float(bounds.high), float(p), n, name)
