@@ -145,7 +145,7 @@ class RowTransform(nn.Module):
         """``I - deviation <- (I - deviation) B``, that is ``deviation += rate (I - deviation) A``."""
         deviation = self.deviation
         if A.is_formed:
-            deviation.add_(torch.addmm(A.core, deviation, A.core, alpha=-1), alpha=rate)
+            deviation.add_(torch.addmm(A.core, deviation, A.core, alpha=-1, out=A.scratch), alpha=rate)
         else:
             deviation.addmm_(torch.addmm(A.H, A.H, deviation.T, alpha=-1).T, A.weighted_H, alpha=rate)
 
@@ -165,11 +165,11 @@ class RowTransform(nn.Module):
             H_inverse = torch.addmm(H_inverse, _geometric(rate * A.core, terms).T, H_inverse)
             inverse.addmm_(A.weighted_H.T, H_inverse, alpha=rate)
         elif terms == 1:
-            inverse.add_(torch.addmm(A.core, A.core, inverse), alpha=rate)
+            inverse.add_(torch.addmm(A.core, A.core, inverse, out=A.scratch), alpha=rate)
         elif terms == 2 and rate**2 * A.rank_one_square[1] < error:
             y, left_out = A.rank_one_square
             y_inverse = y + y @ inverse
-            inverse.add_(torch.addmm(A.core, A.core, inverse), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
+            inverse.add_(torch.addmm(A.core, A.core, inverse, out=A.scratch), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
             self.residual += rate**2 * left_out
         else:
             series = _geometric(rate * A.core, terms)

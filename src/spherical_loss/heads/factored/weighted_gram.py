@@ -24,6 +24,11 @@ class WeightedGram:
         self.is_formed = d <= 2 * N
         self.core = H.T @ self.weighted_H if self.is_formed else (H @ H.T).mul_(self.weights)
 
+    @cached_property
+    def scratch(self) -> Tensor:
+        """A d x d matrix for intermediate results: all heads that share A use the same memory."""
+        return torch.empty_like(self.core)
+
     def factors(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is ``X A``, for the caller to multiply into what it has."""
         return (X, self.core) if self.is_formed else (X @ self.H.T, self.weighted_H)

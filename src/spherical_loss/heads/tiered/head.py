@@ -91,9 +91,17 @@ class TieredHead(Head):
         self.register_buffer("place", torch.empty_like(order), persistent=False)  # the position of each class in it
         self._invert_order()
         self.tiers = nn.ModuleList()
+        self.ranges: list[tuple[Head, int, int]] = []
+        """Each tier with the places of its classes in the order of frequency: from the first to the one after the last."""
         for kind, (start, stop) in zip(chosen, pairwise(self.bounds), strict=True):
             options: dict[str, Any] = {"group": group} if kind is FactoredHead else {}
-            self.tiers.append(kind(in_features, stop - start, bias, init, **options))
+            tier = kind(in_features, stop - start, bias, init, **options)
+            self.tiers.append(tier)
+            self.ranges.append((tier, start, stop))
+        self.spans = [Span(tier, start) for tier, start, _ in self.ranges if isinstance(tier, FactoredHead)]
+        """The factored tiers, whose passes and steps share computations."""
+        self.parameter_tiers = [(tier, start, stop) for tier, start, stop in self.ranges if isinstance(tier, ParameterHead)]
+        """The others."""
         self.shard = Shard(num_classes, group, in_features=in_features, bias=bias, cuts=cuts)
         self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
 
@@ -120,21 +128,6 @@ class TieredHead(Head):
         return head
 
     # The tiers -----------------------------------------------------------------------------------------------------
-
-    @property
-    def ranges(self) -> list[tuple[Head, int, int]]:
-        """Each tier with the places of its classes in the order of frequency: from the first to the one after the last."""
-        return [(tier, start, stop) for tier, (start, stop) in zip(self.tiers, pairwise(self.bounds), strict=True)]  # type: ignore[misc]
-
-    @property
-    def spans(self) -> list[Span]:
-        """The factored tiers, whose passes and steps share computations."""
-        return [Span(tier, start) for tier, start, _ in self.ranges if isinstance(tier, FactoredHead)]
-
-    @property
-    def parameter_tiers(self) -> list[tuple[ParameterHead, int, int]]:
-        """The others."""
-        return [(tier, start, stop) for tier, start, stop in self.ranges if isinstance(tier, ParameterHead)]
 
     @property
     def version(self) -> int:
