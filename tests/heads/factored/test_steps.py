@@ -215,7 +215,7 @@ def test_the_gradient_of_the_hidden_vectors_is_the_callers():
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_few_classes_and_a_large_rate(seed):
-    """The change of all rows and that of the target rows cancel. With Q made of both, these weights ended 36 times and 9% off."""
+    """The change of all rows and that of the target rows cancel. With Q made of both, weights ended 36 times and 9% off."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head, means = FactoredHead(16, 2), torch.randn(2, 16, generator=generator)
