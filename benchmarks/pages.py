@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks import capacity, crossover
 from benchmarks.language import PART_NAMES
+from benchmarks.quality import page as quality_page
 from benchmarks.steps import Row
 from benchmarks.timing import RESULTS, readable, with_spread
 from spherical_loss.experiments.results.paper import TABLES
@@ -26,10 +27,11 @@ def code(name: str) -> str:
 def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     """The text between the marks, by the page (in docs/) and the name of the marks."""
     crossings: list[Row] = stored("crossover")
-    parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "quality": quality}
+    parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "adaptive": adaptive}
     return {
         **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
+        ("benchmarks.md", "quality"): quality(stored("quality-time")),
         ("how/many-classes.md", "capacity"): markdown(capacity.HEADER, capacity.table(stored("capacity"))),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
@@ -144,19 +146,23 @@ def language(rows: list[Row]) -> str:
     return markdown(["", "hidden units", "dense softmax", "FactoredHead, Taylor softmax", "ratio (quartiles)"], cells)
 
 
-def quality(rows: list[Row]) -> str:
-    """The last validation of every contender."""
-    last = {(row["loss"], row["head"], row["metric"]): row for row in rows}
-    cells = []
-    for loss, head in dict.fromkeys((row["loss"], row["head"]) for row in rows):
-        top10, perplexity = last[loss, head, "top10"], last[loss, head, "perplexity"]["values"]
-        cells.append(
-            [
-                f"{loss}, {head}",
-                readable(top10["step"]),
-                f"{top10['seconds'][-1]:.0f} s",
-                f"{perplexity[-1]:,.0f}" if perplexity else "",
-                f"{top10['values'][-1]:.1%}",
-            ]
-        )
-    return markdown(["", "a step", "training", "validation perplexity", "top-10 error"], cells)
+def adaptive(rows: list[Row]) -> str:
+    """Steps and scores of AdaptiveSphericalSoftmax beside others; a ratio is how many times longer the other takes."""
+    work = {"step": "a training step", "scores": "scores of all targets of a batch"}
+    cells = [
+        [work[r["part"]], r["name"], readable(r["seconds"][0]), readable(r["ours"][0]), with_spread(r["ratio"])]
+        for r in rows
+        if r["part"] in work
+    ]
+    by_D = ", ".join(f"{r['D']:,}: {readable(r['seconds'][0])}" for r in rows if r["part"] == "growth")
+    header = ["", "instead of", "takes", "AdaptiveSphericalSoftmax", "ratio (quartiles)"]
+    return f"{markdown(header, cells)}\n\nA step against D: {by_D}."
+
+
+def quality(parts: dict[str, Any]) -> str:
+    """A table for every vocabulary: the contenders after the same time."""
+    tables = (
+        f"**{quality_page.title(part)}**\n\n{markdown(quality_page.HEADER, quality_page.table(part))}"
+        for part in parts.values()
+    )
+    return "\n\n".join(tables)

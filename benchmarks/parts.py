@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import adaptive, gram, growth, language, losses, mnist_step, quality, refactoring, side_by_side
+from benchmarks import adaptive, gram, growth, language, losses, mnist_step, refactoring, side_by_side
 from benchmarks.summary import print_summary
 
 PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
@@ -27,7 +27,6 @@ PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "growth": growth.run,
     "mnist": lambda results: mnist_step.run(),
     "language": lambda results: language.run(),
-    "quality": quality.run,
 }
 
 

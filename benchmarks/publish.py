@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks import losses, pages, scale
 from benchmarks.pages import markdown
 from benchmarks.parts import PARTS
+from benchmarks.quality import page as quality_page
 from benchmarks.summary import FACTORED_GOALS
 from benchmarks.timing import RESULTS, readable, with_spread
 from spherical_loss.experiments.files.marks import replace_marked
@@ -96,6 +97,7 @@ def generated(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
 def main() -> None:
     for (page, name), text in generated(stored_figures()).items():
         replace_marked(ROOT / page, name, text)
+    quality_page.draw(pages.stored("quality-time"), RESULTS / "quality_time.svg")
 
 
 if __name__ == "__main__":

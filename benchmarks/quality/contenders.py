@@ -1,0 +1,206 @@
+"""The output layers that compete, behind one interface.
+
+A contender is an entry of ``CONTENDERS``. Words are in the order of their frequency, the most frequent first. Every layer
+starts with zero weights at the word frequencies, but for torch's adaptive softmax, which starts as torch starts it, and the
+Z-loss, which has no such start.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from spherical_loss import (
+    AdaptiveSphericalSoftmax,
+    FactoredHead,
+    FactoredSGD,
+    SampledSoftmax,
+    SphericalLoss,
+    SphericalSoftmaxLoss,
+    TaylorSoftmaxLoss,
+    TieredHead,
+    TieredSGD,
+    ZLoss,
+)
+
+NEGATIVES = 1_024
+FREQUENT = (
+    1_000  # words in the softmax of AdaptiveSphericalSoftmax: as many as let its step take as long as the sampled softmax's
+)
+CUTOFFS = (2_000, 20_000)  # of nn.AdaptiveLogSoftmaxWithLoss
+
+Measure = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]
+
+
+class Layer(nn.Module, ABC):
+    """An output layer under test."""
+
+    @abstractmethod
+    def objective(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """What is minimized: the mean loss of a batch."""
+
+    @abstractmethod
+    def optimizers(self, lr: float) -> list[Optimizer]:
+        """What trains this layer at the rate ``lr``, which the search finds."""
+
+    @abstractmethod
+    def measure(self) -> Measure:
+        """A function of hidden vectors (N, d) and targets (N,): the exact log-probability of each target, (N,) (None for a
+        layer that only ranks), and its rank among all classes, (N,), 0 for the most probable."""
+
+
+class Likelihood(Layer):
+    """A layer with the interface of ``torch.nn.AdaptiveLogSoftmaxWithLoss``: that one, or one of ours."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer: Any = layer
+
+    def objective(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return self.layer(hidden, target).loss
+
+    def optimizers(self, lr: float) -> list[Optimizer]:
+        return [SGD(self.layer.parameters(), lr)]
+
+    def measure(self) -> Measure:
+        return of_log_probabilities(self.layer.log_prob)
+
+
+class Mixed(Likelihood):
+    """``AdaptiveSphericalSoftmax``: a softmax over the frequent words, the family over the others."""
+
+    def __init__(self, d: int, counts: Tensor, loss: SphericalLoss, tail: str, tail_lr: float) -> None:
+        super().__init__(AdaptiveSphericalSoftmax(d, len(counts), FREQUENT, loss, frequencies=counts, tail=tail))
+        self.tail_lr = tail_lr
+
+    def optimizers(self, lr: float) -> list[Optimizer]:
+        return [*super().optimizers(lr), optimizer_of(self.layer.tail, self.tail_lr)]
+
+    def measure(self) -> Measure:
+        for module in self.layer.tail.modules():  # else each call would bring all rows up to date
+            if isinstance(module, FactoredHead):
+                module.refactor()
+        return super().measure()
+
+
+class DenseSoftmax(Layer):
+    """A linear layer and its cross-entropy."""
+
+    def __init__(self, d: int, counts: Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(d, len(counts))
+        with torch.no_grad():
+            self.linear.weight.zero_()
+            self.linear.bias.copy_((counts / counts.sum()).log())
+
+    def objective(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(self.linear(hidden), target)
+
+    def optimizers(self, lr: float) -> list[Optimizer]:
+        return [SGD(self.linear.parameters(), lr)]
+
+    def measure(self) -> Measure:
+        return of_log_probabilities(lambda hidden: self.linear(hidden).log_softmax(1))
+
+
+class Family(Layer):
+    """A loss of the spherical family, on one factored head or on tiers."""
+
+    def __init__(self, d: int, counts: Tensor, loss: SphericalLoss, tiers: bool) -> None:
+        super().__init__()
+        self.loss = loss
+        init = "zero" if loss.has_prior_bias else "he"
+        self.head: FactoredHead | TieredHead = (
+            TieredHead.by_frequency(d, counts, init=init) if tiers else FactoredHead(d, len(counts), init=init)
+        )
+        if loss.has_prior_bias:
+            self.head.set_bias(loss.prior_bias(counts))
+
+    def objective(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return self.loss(self.head(hidden, target))
+
+    def optimizers(self, lr: float) -> list[Optimizer]:
+        return [optimizer_of(self.head, lr)]
+
+    def measure(self) -> Measure:
+        linear = self.head.to_linear()  # once for all examples
+
+        def measured(hidden: Tensor, target: Tensor) -> tuple[Tensor | None, Tensor]:
+            o, D = linear(hidden), linear.out_features
+            s, q = (x.sum(1, keepdim=True, dtype=torch.float64) for x in (o, o.square()))
+            o_c = o.gather(1, target.unsqueeze(1)).double()
+            log_p = -self.loss.formula(s, q, o_c, D).squeeze(1) if self.loss.has_probabilities else None
+            return log_p, rank(self.loss.score(s.float(), q.float(), o, D), target)
+
+        return measured
+
+
+def optimizer_of(head: FactoredHead | TieredHead, lr: float) -> Optimizer:
+    return TieredSGD(head, lr) if isinstance(head, TieredHead) else FactoredSGD(head, lr)
+
+
+def rank(scores: Tensor, target: Tensor) -> Tensor:
+    """How many other classes have a score as high as the target's, (N,): equal scores count against it."""
+    return (scores >= scores.gather(1, target.unsqueeze(1))).sum(1) - 1
+
+
+def of_log_probabilities(log_prob: Callable[[Tensor], Tensor]) -> Measure:
+    def measured(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = log_prob(hidden)
+        return log_p.gather(1, target.unsqueeze(1)).squeeze(1), rank(log_p, target)
+
+    return measured
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How to make a layer, ``make(d, counts, **options)``, and where the search begins."""
+
+    make: Callable[..., Layer]
+    lr: float
+    """Of the trunk."""
+    output_lr: float
+    options: dict[str, float] = field(default_factory=dict)
+    """Further values that are searched."""
+
+
+def family(make_loss: Callable[..., SphericalLoss], tiers: bool) -> Callable[..., Layer]:
+    return lambda d, counts, **options: Family(d, counts, make_loss(**options), tiers)
+
+
+def mixed(make_loss: Callable[[], SphericalLoss], tail: str) -> Callable[..., Layer]:
+    return lambda d, counts, **options: Mixed(d, counts, make_loss(), tail, **options)
+
+
+def spherical() -> SphericalLoss:
+    return SphericalSoftmaxLoss(eps=0.02)
+
+
+def sampled(d: int, counts: Tensor) -> Layer:
+    return Likelihood(SampledSoftmax(d, len(counts), NEGATIVES, counts))
+
+
+def adaptive(d: int, counts: Tensor) -> Layer:
+    return Likelihood(nn.AdaptiveLogSoftmaxWithLoss(d, len(counts), [cut for cut in CUTOFFS if cut < len(counts)]))
+
+
+CONTENDERS = {  # in the order in which they are trained: the main question first
+    "sampled softmax": Contender(sampled, 0.015, 0.1),
+    "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, "factored"), 0.015, 0.1, {"tail_lr": 10.0}),
+    "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.015, 30.0),
+    "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.015, 300.0),
+    "adaptive softmax": Contender(adaptive, 0.015, 0.1),
+    "adaptive spherical softmax, tiers": Contender(mixed(TaylorSoftmaxLoss, "tiered"), 0.015, 0.1, {"tail_lr": 3.0}),
+    "spherical, tiers": Contender(family(spherical, tiers=True), 0.015, 3.0),
+    "adaptive spherical softmax, spherical": Contender(mixed(spherical, "factored"), 0.015, 0.1, {"tail_lr": 1.0}),
+    "spherical, one head": Contender(family(spherical, tiers=False), 0.015, 30.0),
+    "Z-loss, tiers": Contender(family(ZLoss, tiers=True), 0.015, 1.0, {"a": 0.1, "b": 30.0}),
+    "dense softmax": Contender(DenseSoftmax, 0.015, 0.1),
+}

@@ -1,0 +1,207 @@
+"""The study of quality for time, on a text of 60 words: what is measured, what is searched, and what is repeated."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.quality import contenders, page, study, training
+from benchmarks.quality.contenders import CONTENDERS
+from benchmarks.quality.study import Budget, Study
+from benchmarks.quality.training import Session, Training, measured, trained
+from spherical_loss.experiments.data.corpora import TextSet, TextSplits
+from spherical_loss.experiments.data.simlex import pairs_in
+from spherical_loss.experiments.data.text import EOS
+
+D, d = 60, 16
+
+
+@pytest.fixture(autouse=True)
+def small_text(monkeypatch: pytest.MonkeyPatch) -> TextSplits:
+    """Words by Zipf's law, but each of the two most frequent ones is always followed by itself or the other: to be learned."""
+    generator = torch.Generator().manual_seed(0)
+    p = 1 / torch.arange(1, D + 1)
+    drawn = torch.multinomial(p, 4_000, replacement=True, generator=generator)
+    common = torch.arange(4_000) // 20 % 2 == 0
+    ids = torch.where(common, drawn % 2, drawn).to(torch.int32)
+    words = [EOS, *(f"word{i}" for i in range(1, D))]
+    splits = TextSplits(
+        *(TextSet(ids, a, b, 6, words, pairs_in(words, []), 10**6) for a, b in ((0, 3_000), (3_000, 3_500), (3_500, 4_000)))
+    )
+    monkeypatch.setattr(training, "corpus", lambda vocabulary: splits)
+    monkeypatch.setattr(study, "corpus", lambda vocabulary: splits)
+    monkeypatch.setattr(training, "frequencies", lambda vocabulary: splits.train.frequencies)
+    for module, name, value in [
+        (training, "HIDDEN", d), (training, "EMBEDDING", 4), (training, "BATCH", 20),
+        (contenders, "FREQUENT", 10), (contenders, "NEGATIVES", 16), (contenders, "CUTOFFS", (10, 30)),
+    ]:  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    return splits
+
+
+def example(name: str, steps: int = 30) -> Training:
+    """At rates that suit 60 words."""
+    options = {"tail_lr": 0.3} if "tail_lr" in CONTENDERS[name].options else CONTENDERS[name].options
+    return Training("115,519", name, 1, steps, 0.02, 0.3, options)
+
+
+def dense_log_probabilities(name: str, layer: contenders.Layer, h: torch.Tensor) -> torch.Tensor:
+    """The distribution over all words, written anew in float64 from the dense weights."""
+
+    def family(o: torch.Tensor) -> torch.Tensor:
+        spherical = name in ("spherical, tiers", "spherical, one head", "adaptive spherical softmax, spherical")
+        g = o**2 + 0.02 if spherical else 1 + o + o**2 / 2
+        return (g / g.sum(1, keepdim=True)).log()
+
+    def linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return h @ weight.detach().double().T + bias.detach().double()
+
+    if name == "dense softmax":
+        return linear(layer.linear.weight, layer.linear.bias).log_softmax(1)
+    if name == "sampled softmax":
+        return linear(layer.layer.head.weight, layer.layer.head.bias).log_softmax(1)
+    if name.startswith("adaptive spherical"):
+        first = (linear(layer.layer.weight, layer.layer.bias) * layer.layer.scale.double()).log_softmax(1)
+        tail = layer.layer.tail.to_linear()
+        by_rank = torch.cat([first[:, :-1], first[:, -1:] + family(linear(tail.weight, tail.bias))], 1)
+        return torch.empty_like(by_rank).index_copy_(1, layer.layer.order, by_rank)
+    exported = layer.head.to_linear()
+    return family(linear(exported.weight, exported.bias))
+
+
+@pytest.mark.parametrize("name", [name for name in CONTENDERS if name not in ("adaptive softmax", "Z-loss, tiers")])
+def test_what_is_measured_is_what_a_dense_float64_computation_gives(name: str, small_text: TextSplits) -> None:
+    session = Session(example(name))
+    for _ in range(30):
+        session.step()
+    found = measured(session.model, small_text.test, 200)
+    words, target = small_text.test.batch(torch.arange(200) * 500 // 200)
+    h = session.model.hidden(words).detach().double()
+    log_p = dense_log_probabilities(name, session.model.layer, h)
+    own = log_p.gather(1, target.unsqueeze(1))
+    assert found["perplexity"] == pytest.approx(math.exp(-float(own.mean())), rel=1e-4)
+    rank = (log_p >= own).sum(1) - 1
+    for k in (1, 10):
+        assert found[f"top{k}"] == pytest.approx(float((rank >= k).double().mean()), abs=0.011)  # two ties at most
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_every_contender_learns(name: str) -> None:
+    result = trained(example(name, steps=120), in_search=False)
+    assert [point["step"] for point in result["curve"]] == [15, 30, 60, 120]
+    first, last = result["curve"][0], result["end"]
+    if name == "Z-loss, tiers":
+        assert last["perplexity"] is None
+        assert last["top10"] <= first["top10"]
+    else:
+        assert last["perplexity"] < first["perplexity"]
+
+
+def test_a_training_that_diverges_says_so() -> None:
+    result = trained(Training("115,519", "sampled softmax", 1, 60, 1e6, 1e6), in_search=True)
+    assert "end" not in result
+    assert "nan" in result["diverged"] or "inf" in result["diverged"]
+
+
+class InThisProcess:
+    """Stands for the pool of processes."""
+
+    def __init__(self, *arguments: object) -> None: ...
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def submit(self, function, *arguments, **options):  # type: ignore[no-untyped-def]
+        job: study.Future[object] = study.Future()
+        job.set_result(function(*arguments, **options))
+        return job
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "ProcessPoolExecutor", InThisProcess)
+
+
+NAMES = ["sampled softmax", "dense softmax"]
+
+
+def test_a_study_from_start_to_end_and_again(tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "SEARCH", {"wide": (3, 1.0), "narrow": (2, 0.35)})
+    path = tmp_path / "quality.json"
+    Study(path, "all", Budget(20, 10, "steps")).run(NAMES, workers=1)
+    stored = json.loads(path.read_text())["all"]
+    assert len(stored["trials"]) == 2 * (3 + 2)
+    assert {(run["contender"], run["seed"]) for run in stored["runs"]} == {(name, seed) for seed in (1, 2, 3) for name in NAMES}
+    for name in NAMES:
+        finished = [t for t in stored["trials"] if t["contender"] == name and "end" in t]
+        best = min(finished, key=lambda t: t["end"]["perplexity"])
+        assert {(run["lr"], run["output_lr"]) for run in stored["runs"] if run["contender"] == name} == {
+            (best["lr"], best["output_lr"])
+        }
+
+    monkeypatch.setattr(study, "trained", lambda *arguments, **options: pytest.fail("trained again"))
+    Study(path, "all", Budget(20, 10, "steps")).run(NAMES, workers=1)
+    assert json.loads(path.read_text())["all"] == stored
+    with pytest.raises(SystemExit, match="'training': 20"):
+        Study(path, "all", Budget(30, 10, "steps"))
+
+
+def test_the_search_is_the_same_for_all(tmp_path: Path) -> None:
+    """The same number of trials of the same length, at the same multiples of where they start."""
+    study_ = Study(tmp_path / "quality.json", "all", Budget(20, 10, "steps"))
+    factors = {}
+    for name, contender in CONTENDERS.items():
+        trials = study_.trials(name, "wide")
+        assert {trial.steps for trial in trials} == {10}
+        assert (trials[0].lr, trials[0].output_lr) == (contender.lr, contender.output_lr)
+        if not contender.options:
+            factors[name] = [x for t in trials for x in (t.lr / contender.lr, t.output_lr / contender.output_lr)]
+    expected = factors["dense softmax"]
+    assert len(set(expected)) > 4
+    assert all(found == pytest.approx(expected, rel=0.01) for found in factors.values())  # values are rounded to three digits
+
+
+def test_steps_follow_from_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contenders that are added later are measured beside the reference, in the seconds of its first measurement."""
+    machine = {"sampled softmax": 0.01, "dense softmax": 0.4, "Taylor, tiers": 0.02}
+    monkeypatch.setattr(study, "measured_paces", lambda trainings: {t.contender: machine[t.contender] for t in trainings})
+    study_ = Study(tmp_path / "quality.json", "all", Budget(300, 20, "seconds"))
+    values = {name: {"lr": 0.1, "output_lr": 1.0} for name in NAMES}
+    study_.measure_paces("tuned", values)
+    machine = {name: 3 * seconds for name, seconds in machine.items()}  # a slower machine
+    study_.measure_paces("tuned", {**values, "Taylor, tiers": values[NAMES[0]]})
+    assert study_.steps("sampled softmax", "tuned", 300) == 30_000
+    assert study_.steps("Taylor, tiers", "tuned", 300) == 15_000
+    assert study_.steps("dense softmax", "tuned", 300) == 750
+
+
+def test_paces_are_measured() -> None:
+    paces = study.measured_paces([example(name) for name in NAMES])
+    assert set(paces) == set(NAMES)
+    assert all(0 < seconds < 1 for seconds in paces.values())
+
+
+def test_table_and_picture(tmp_path: Path) -> None:
+    def run(name: str, seed: int, perplexity: float | None) -> dict[str, object]:
+        ends = {"top1": 0.8, "top10": 0.5, "top100": 0.2}
+        curve = [{"step": step, "perplexity": perplexity and perplexity * 8 / step, **ends} for step in (4, 8)]
+        return {**asdict(Training("all", name, seed, 8, 0.1, 1.0)), "curve": curve, "end": curve[-1]}
+
+    runs = [run("sampled softmax", 1, 100.0), run("sampled softmax", 2, 110.0), run("Z-loss, tiers", 1, None)]
+    runs.append({**asdict(Training("all", "Taylor, tiers", 1, 8, 0.1, 1.0)), "diverged": "nan"})
+    paces = {"sampled softmax": 0.01, "Z-loss, tiers": 0.02}
+    part = {"words": 60, "budget": asdict(Budget(300, 20, "seconds")), "paces": {"tuned": paces}, "trials": [], "runs": runs}
+    rows = page.table(part)
+    assert [row[0] for row in rows] == ["sampled softmax", "Z-loss, tiers"]
+    assert rows[0][3] == "105 (100 to 110)"
+    assert rows[1][3] == "ranks only"
+    assert page.title(part).startswith("60 words, 5 minutes of one thread, seeds: 1 to 2")
+    page.draw({"all": part}, tmp_path / "picture.svg")
+    assert "sampled softmax" in (tmp_path / "picture.svg").read_text()
