@@ -205,7 +205,7 @@ def database_error(error: BaseException | None) -> str | None:
 def without_password(text: str, storage: str) -> str:
     """``text`` with stars for the password of ``storage``, and for any part of one that was cut at the wrong place.
 
-    >>> without_password("no host b@c in postgresql://me:a%40b@c/x?password=d", "postgresql://me:a%40b@c/x?password=d")
+    >>> without_password("no host b@c in postgresql://me:a%40b@c/x?password=kN4", "postgresql://me:a%40b@c/x?password=kN4")
     'no host b@c in postgresql://me:***@c/x?password=***'
     """
     secrets = re.findall(r"(?:://[^:/@]*:)(.*)@|password=([^&\s]*)", storage)
