@@ -68,8 +68,6 @@ def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:
                 if (runs := finished(part, name)) and runs[0]["curve"][0][metric] is not None:
                     draw_curve(axes, name, runs, part["paces"]["tuned"][name], metric, factor)
             axes.set(xscale="log", xlabel="seconds of training, one thread", ylabel=label, title=f"{part['words']:,} words")
-            if metric == "perplexity":
-                axes.set_yscale("log")
             ticks = sorted({round(x) for line in axes.lines for x in line.get_xdata()})
             axes.set_xticks(ticks, [str(tick) for tick in ticks])
             axes.minorticks_off()
