@@ -359,6 +359,11 @@ def test_what_is_refused():
         stale.backward()
     with pytest.raises(TypeError, match="not DenseHead"):
         FactoredSGD(DenseHead(6, 40), lr=1.0)
+    tiered = sl.TieredSGD(sl.TieredHead(6, 40, cuts=(10,)), lr=1.0)
+    for trained_alone in (optimizer, tiered):
+        with pytest.raises(ValueError, match="trains its head alone"):
+            trained_alone.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+    assert (len(optimizer.param_groups), len(tiered.param_groups)) == (1, 2)
     for options, message in [
         ({"lr": -1.0}, "lr is -1.0"),
         ({"lr": math.nan}, "lr is nan"),

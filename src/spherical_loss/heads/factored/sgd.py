@@ -44,6 +44,10 @@ class FactoredSGD(torch.optim.Optimizer):
         super().__init__([torch.empty(0)], {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
         self.head = head
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        refuse_parameters(self)
+        super().add_param_group(param_group)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "head": self.head}  # torch's version leaves out our attributes
 
@@ -83,6 +87,15 @@ def pending(reader: Reader) -> BatchGradients | None:
     """The backward passes since the last step, as one; those of weights that were replaced since count for nothing."""
     batches = [batch for batch in reader.gradients if batch.version == reader.version]
     return joined(batches) if batches else None
+
+
+def refuse_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer has the groups of its head, which its constructor adds before it has a head, and no others."""
+    if hasattr(optimizer, "head"):
+        raise ValueError(
+            f"{type(optimizer).__name__} trains its head alone, and would leave other parameters as they are; give them to an "
+            "optimizer of torch.optim"
+        )
 
 
 def check_options(lr: float, weight_decay: float, max_grad_norm: float | None) -> None:

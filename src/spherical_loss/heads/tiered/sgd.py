@@ -12,7 +12,7 @@ from torch import Tensor
 from spherical_loss.heads.base import full_precision
 from spherical_loss.heads.dense import ParameterHead
 from spherical_loss.heads.factored.batch import gathered
-from spherical_loss.heads.factored.sgd import NO_GRADIENT, check_options, pending, remaining
+from spherical_loss.heads.factored.sgd import NO_GRADIENT, check_options, pending, refuse_parameters, remaining
 from spherical_loss.heads.factored.step import HeadStep, SmallHeadStep, clipping, head_steps
 from spherical_loss.heads.tiered.head import TieredHead
 
@@ -62,6 +62,10 @@ class TieredSGD(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
         self.head = head
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        refuse_parameters(self)
+        super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "head": self.head}  # torch's version leaves out our attributes
