@@ -144,7 +144,9 @@ def test_torchrun_goes_on_from_the_checkpoint_when_processes_die(undisturbed: Ca
     began = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("training epoch")]
     assert began == [1, 2, 2, 2, 3]  # the first start; the third; the fourth
     assert "spherical-loss: rank 1: no permission for digits.csv" in done.stderr
-    assert done.stderr.count("failed (exitcode: -9)") == 2
+    # torchrun names the process it first finds dead: the one that was killed, or the other one, which has lost it.
+    assert done.stderr.count("failed (exitcode: ") == 3
+    assert "failed (exitcode: -9)" in done.stderr
     for one, two in zip(expected, epochs(tmp_path), strict=True):
         assert all(two[key] == one[key] for key in one if "seconds" not in key)
 
