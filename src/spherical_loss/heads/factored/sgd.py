@@ -21,7 +21,24 @@ NO_GRADIENT = (
 )
 
 
-class FactoredSGD(torch.optim.Optimizer):
+class HeadSGD(torch.optim.Optimizer):
+    """What the optimizers of one head share: they keep the head in copies, and take no other parameters."""
+
+    head: Any
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "head"):  # the constructor of torch adds the groups of the head, before there is a head
+            raise ValueError(
+                f"{type(self).__name__} trains its head alone, and would leave other parameters as they are; give them to an "
+                "optimizer of torch.optim"
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "head": self.head}  # torch's version leaves out our attributes
+
+
+class FactoredSGD(HeadSGD):
     """Plain SGD for a :class:`FactoredHead`, exactly as dense SGD would do it, in O(N d^2).
 
     Use it beside the optimizer of the trunk: ``zero_grad()``, ``backward()`` (several, to accumulate gradients), ``step()``;
@@ -42,14 +59,7 @@ class FactoredSGD(torch.optim.Optimizer):
         check_options(lr, weight_decay, max_grad_norm)
         # The head has no parameters: the step finds its tensors in the head, also after head.to(...), which makes new ones.
         super().__init__([torch.empty(0)], {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
-        self.head = head
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        refuse_parameters(self)
-        super().add_param_group(param_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "head": self.head}  # torch's version leaves out our attributes
+        self.head: FactoredHead = head
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.head.gradients.clear()
@@ -87,15 +97,6 @@ def pending(reader: Reader) -> BatchGradients | None:
     """The backward passes since the last step, as one; those of weights that were replaced since count for nothing."""
     batches = [batch for batch in reader.gradients if batch.version == reader.version]
     return joined(batches) if batches else None
-
-
-def refuse_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer has the groups of its head, which its constructor adds before it has a head, and no others."""
-    if hasattr(optimizer, "head"):
-        raise ValueError(
-            f"{type(optimizer).__name__} trains its head alone, and would leave other parameters as they are; give them to an "
-            "optimizer of torch.optim"
-        )
 
 
 def check_options(lr: float, weight_decay: float, max_grad_norm: float | None) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor
 from spherical_loss.heads.base import full_precision
 from spherical_loss.heads.dense import ParameterHead
 from spherical_loss.heads.factored.batch import gathered
-from spherical_loss.heads.factored.sgd import NO_GRADIENT, check_options, pending, refuse_parameters, remaining
+from spherical_loss.heads.factored.sgd import NO_GRADIENT, HeadSGD, check_options, pending, remaining
 from spherical_loss.heads.factored.step import HeadStep, SmallHeadStep, clipping, head_steps
 from spherical_loss.heads.tiered.head import TieredHead
 
 
-class TieredSGD(torch.optim.Optimizer):
+class TieredSGD(HeadSGD):
     """Plain SGD for a :class:`TieredHead`, exactly as dense SGD with a rate per row would do it, in O(T N d^2) for T tiers.
 
     The rate of a tier is ``lr (p_tier / p_min)^power``, with the mean frequency of its classes and that of the rarest tier: so
@@ -61,14 +61,7 @@ class TieredSGD(torch.optim.Optimizer):
             for (tier, _, _), p_tier in zip(head.ranges, p, strict=True)
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
-        self.head = head
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        refuse_parameters(self)
-        super().add_param_group(param_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "head": self.head}  # torch's version leaves out our attributes
+        self.head: TieredHead = head
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
