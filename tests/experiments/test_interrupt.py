@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.experiments.running.test_workers import until
+from tests.support.processes import running
 
 LINE = "stopped; the same command continues where it was\n"
 LONG = ("--losses", "taylor", "--runs", "2", "--epochs", "100000", "--patience", "100000")
@@ -63,9 +64,9 @@ def pressed(out: Path, command: tuple[str, ...], moment: Callable[[subprocess.Po
         until(lambda: process.poll() is not None or moment(process), "the moment has come")
         children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)  # which also waits for the children, who have the same pipes
+        _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (130, LINE)
-        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+        until(lambda: not any(running(child) for child in children), "the workers stop")
     finally:
         process.kill()
 

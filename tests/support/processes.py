@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 
+import psutil
 import torch.multiprocessing
 
 METHOD = "forkserver"
@@ -32,6 +33,14 @@ def exit_code(process: BaseProcess, timeout: float = 120) -> int:
     process.join(timeout)
     assert process.exitcode is not None, f"{process} has not ended after {timeout} s"
     return process.exitcode
+
+
+def running(process: psutil.Process) -> bool:
+    """Whether it has not ended yet; one that nobody has waited for is a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
 
 
 def run_ranks(function: Callable[..., object], ranks: int, *arguments: object) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, with_threads
 from spherical_loss.experiments.training.train import train
 from tests.experiments.training.test_train import make_run, numbers
-from tests.support.processes import context
+from tests.support.processes import context, running
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -69,25 +68,29 @@ def pids(two: workers.Workers) -> set[int]:
     return set(two.client.run(os.getpid).values())
 
 
+def die_in_epoch(k: int) -> int:
+    """This process, whose number is returned, kills itself when it has trained the k-th epoch of a run."""
+    log = RunFolder.log
+
+    def log_or_die(folder: RunFolder, record: dict) -> None:
+        log(folder, record)
+        if record["epoch"] == k:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RunFolder.log = log_or_die  # type: ignore[method-assign]
+    return os.getpid()
+
+
 def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_path: Path) -> None:
     runs = [make_run(seed=seed, epochs=60, patience=60) for seed in (0, 1, 2)]
-    told, killed = Told(), []
+    told = Told()
     with workers.Workers(2) as two:
         before = pids(two)
-
-        def kill() -> None:
-            until(
-                lambda: all(len(RunFolder(tmp_path / "two", run).history()) > 3 for run in runs[:2]), "both runs are under way"
-            )
-            killed.append(min(before))
-            os.kill(killed[0], signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
+        mortal = min(two.client.nthreads())
+        (killed,) = two.client.run(die_in_epoch, 4, workers=[mortal]).values()
         results = train_all(runs, tmp_path / "two", told, False, two)
-        killer.join()
         until(lambda: len(pids(two)) == 2, "there is a new worker")
-        assert pids(two) & before == before - set(killed)  # the other process is the same as before
+        assert pids(two) & before == before - {killed}  # the other process is the same as before
     assert set(results) == set(told.done) == set(runs)
     ((lost, text),) = told.notes
     assert lost in runs[:2]
@@ -128,7 +131,7 @@ def test_a_run_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: p
 
 
 def test_workers_die_with_their_parent_and_the_same_command_continues(tmp_path: Path) -> None:
-    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "2", "--epochs", "60", "--patience", "60"]
+    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "2", "--epochs", "200", "--patience", "200"]
     command = [sys.executable, "-m", "spherical_loss.experiments.cli", *arguments, "--out", str(tmp_path), "--workers", "2"]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     until(lambda: len(list(tmp_path.glob("digits/*/metrics.jsonl"))) == 2, "both runs are under way")
@@ -136,7 +139,7 @@ def test_workers_die_with_their_parent_and_the_same_command_continues(tmp_path: 
     assert len(children) >= 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), "the workers stop")
+    until(lambda: not any(running(child) for child in children), "the workers stop")
     assert not list(tmp_path.glob("digits/*/result.json"))
     output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "[2/2] taylor" in output
