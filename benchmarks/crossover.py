@@ -65,8 +65,8 @@ def crossover(rows: list[Row], slow: str, fast: str) -> float | None:
     return math.exp(x0 + (x1 - x0) * -y0 / (y1 - y0))
 
 
-def rounded(D: float | None) -> str:
-    """Two digits: more would be noise."""
+def two_digits(D: float | None) -> str:
+    """D, with two digits: more would be noise."""
     if D is None:
         return "none measured"
     if D == 0:
@@ -87,7 +87,7 @@ HEADER = ["N", "d", *(f"{NAMES[fast]} beats {NAMES[slow]} from D =" for slow, fa
 
 def table(rows: list[Row]) -> list[list[str]]:
     return [
-        [f"{N:,}", str(d), *(rounded(crossover(part, *pair)) for pair in PAIRS), f"{part[-1]['D']:,}"]
+        [f"{N:,}", str(d), *(two_digits(crossover(part, *pair)) for pair in PAIRS), f"{part[-1]['D']:,}"]
         for (N, d), part in by_size(rows).items()
     ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks import capacity, crossover
-from benchmarks.language import PART_NAMES
+from benchmarks import crossover, word_capacity
+from benchmarks.language_step import PART_NAMES
 from benchmarks.quality import page as quality_page
 from benchmarks.steps import Row
 from benchmarks.timing import RESULTS, readable, with_spread
@@ -32,7 +32,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
         **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("benchmarks.md", "quality"): quality(stored("quality-time")),
-        ("how/many-classes.md", "capacity"): markdown(capacity.HEADER, capacity.table(stored("capacity"))),
+        ("how/many-classes.md", "capacity"): markdown(word_capacity.HEADER, word_capacity.table(stored("capacity"))),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
         ("limits.md", "refactoring"): refactoring(measured),

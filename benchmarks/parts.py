@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from benchmarks import adaptive, gram, growth, language, losses, mnist_step, refactoring, side_by_side
+from benchmarks import adaptive_step, gram_step, growth, language_step, loss_speed, mnist_step, refactoring, side_by_side
 from benchmarks.summary import print_summary
 
 PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
-    "losses": lambda results: losses.run(),
-    "gram": lambda results: gram.run(),
+    "losses": lambda results: loss_speed.run(),
+    "gram": lambda results: gram_step.run(),
     "side-by-side": lambda results: side_by_side.run(),
-    "adaptive": lambda results: adaptive.run(),
+    "adaptive": lambda results: adaptive_step.run(),
     "refactoring": lambda results: refactoring.run(),
     "growth": growth.run,
     "mnist": lambda results: mnist_step.run(),
-    "language": lambda results: language.run(),
+    "language": lambda results: language_step.run(),
 }
 
 

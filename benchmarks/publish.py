@@ -9,7 +9,8 @@ import json
 import sys
 from typing import Any
 
-from benchmarks import losses, pages, scale
+from benchmarks import pages, scale
+from benchmarks.loss_speed import REFERENCE
 from benchmarks.pages import markdown
 from benchmarks.parts import PARTS
 from benchmarks.quality import page as quality_page
@@ -27,7 +28,7 @@ def speed(row: dict[str, Any], key: str = "seconds") -> str:
 def losses_table(rows: list[dict[str, Any]]) -> str:
     """Forward and backward, as multiples of the speed of F.cross_entropy."""
     sizes = list(dict.fromkeys((row["N"], row["D"]) for row in rows))
-    names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: name != losses.REFERENCE)  # which comes first
+    names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: name != REFERENCE)  # which comes first
     cells = {(row["name"], row["N"], row["D"]): f"{speed(row)}: {with_spread(row['speed'])}" for row in rows}
     table = [[pages.code(name), *(cells[name, N, D] for N, D in sizes)] for name in names]
     return markdown(["forward + backward", *(f"{N:,} x {D:,}" for N, D in sizes)], table)
@@ -57,9 +58,7 @@ def headline(measured: dict[str, Any]) -> str:
     ]
     table = [[f"`{ours}`", row["name"], size_of(row), with_spread(row["ratio"])] for ours, row in rows]
     loss = next(row for row in measured["losses"] if row["name"] == "TaylorSoftmaxLoss")
-    table.append(
-        ["`TaylorSoftmaxLoss`", f"`{losses.REFERENCE}`", f"{loss['N']:,} x {loss['D']:,} logits", with_spread(loss["speed"])]
-    )
+    table.append(["`TaylorSoftmaxLoss`", f"`{REFERENCE}`", f"{loss['N']:,} x {loss['D']:,} logits", with_spread(loss["speed"])])
     return markdown(["a training step of", "instead of", "at", "is faster by"], table)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.language import PART_NAMES
+from benchmarks.language_step import PART_NAMES
 from benchmarks.steps import WORD_MODEL
 from benchmarks.timing import show, with_spread
 

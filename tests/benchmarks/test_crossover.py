@@ -28,8 +28,8 @@ def test_crossover(slow, fast, expected):
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_rounded():
-    assert [crossover.rounded(D) for D in (None, 0, 837.2, 12_345.6)] == ["none measured", "any D", "840", "12,000"]
+def test_two_digits():
+    assert [crossover.two_digits(D) for D in (None, 0, 837.2, 12_345.6)] == ["none measured", "any D", "840", "12,000"]
 
 
 def test_a_measurement_has_all_heads():

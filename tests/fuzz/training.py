@@ -19,8 +19,8 @@ OPERATIONS = ["step"] * 8 + ["accumulate", "refactor", "close", "state", "copy",
 LOSSES = ("taylor", "spherical", "quadratic", "squared-error", "bound-fixed")
 
 
-def rounded(weight: torch.Tensor) -> torch.Tensor:
-    """Weights as if they had been rounded to float32 once more."""
+def perturbed(weight: torch.Tensor) -> torch.Tensor:
+    """Weights with errors as large as those of rounding to float32 once more."""
     return weight * (1 + torch.finfo(torch.float32).eps * (torch.rand_like(weight) - 0.5))
 
 
@@ -32,7 +32,7 @@ def train(seed: int) -> str:
     bias, loss = chance.random() < 0.7, chance.choice(LOSSES)
     head = FactoredHead(d, D, bias=bias)
     dense = DenseReference(head.weight, head.bias)
-    nearby = DenseReference(rounded(head.weight), head.bias)
+    nearby = DenseReference(perturbed(head.weight), head.bias)
     lr = 10 ** chance.uniform(-2, 2) * (0.03 if loss in ("squared-error", "bound-fixed") else 1)
     decay, clip = chance.choice([0.0, 0.01]), chance.choice([None, None, 10.0])
     optimizer = FactoredSGD(head, lr, decay, clip)
@@ -79,7 +79,7 @@ def train(seed: int) -> str:
         elif operation == "set":
             weight = head.weight
             head.set_weight(weight)
-            dense.W, nearby.W = weight.double(), rounded(weight).double()
+            dense.W, nearby.W = weight.double(), perturbed(weight).double()
         else:
             head.eval()
             head.topk(torch.rand(3, d), min(3, D), FAMILY[loss].make())

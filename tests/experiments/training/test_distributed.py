@@ -57,13 +57,13 @@ def command(head: str, arguments: Sequence[str]) -> None:
 DYING = """
 import dataclasses, functools, os, signal, sys
 from spherical_loss.__main__ import main
-from spherical_loss.experiments.running import train_all as execute
+from spherical_loss.experiments.running import train_all
 from spherical_loss.experiments.training import train
 from spherical_loss.experiments.training.recipes import RECIPES
 
 start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 moment = {(0, 1): "step", (1, 1): "load", (2, 0): "save"}.get((start, rank))
-execute.train = functools.partial(train.train, checkpoint_seconds=0)
+train_all.train = functools.partial(train.train, checkpoint_seconds=0)
 train_epoch, part_of, fsync, load = train.train_epoch, train.part_of, os.fsync, RECIPES["digits"].load
 epoch, steps = 0, 0
 

@@ -1,6 +1,6 @@
 """The best perplexity that a hidden size allows, for the words of Penn Treebank and of the IMDB reviews.
 
-``python -m benchmarks.capacity`` counts the words; ``python -m benchmarks.publish`` writes the table into the documentation.
+``python -m benchmarks.word_capacity`` counts the words, ``python -m benchmarks.publish`` writes the table into the docs.
 Needs the data of the tasks ``ptb`` and ``imdb``.
 """
 

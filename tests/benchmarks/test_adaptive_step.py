@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import adaptive, summary
+from benchmarks import adaptive_step, summary
 
 
 def test_a_row_for_every_peer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(adaptive, "FREQUENT", 20)
-    rows = adaptive.run((16, 8, 3000), (1000, 2000), seconds=0.0)
+    monkeypatch.setattr(adaptive_step, "FREQUENT", 20)
+    rows = adaptive_step.run((16, 8, 3000), (1000, 2000), seconds=0.0)
     found = {(row["part"], row["name"]): row for row in rows if "name" in row}
     assert set(summary.ADAPTIVE_GOALS) < set(found)
     assert all(0 < row["ratio"].low <= row["ratio"].high for row in found.values())
