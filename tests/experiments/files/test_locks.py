@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from spherical_loss.experiments.files.locks import BusyError, locked
-from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.running.train_all import train_all
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
@@ -44,7 +44,7 @@ class Holder:
 
 
 def train_and_say(run: Run, root: Path, said: Connection) -> None:
-    class Say(Reporter):
+    class Say(Display):
         def started(self, run: Run, epoch: int) -> None:
             said.send("started")
 
@@ -93,9 +93,9 @@ def test_runs_of_another_process_come_last(tmp_path: Path) -> None:
     RunFolder(tmp_path, first).create()
     events, holder = [], Holder(RunFolder(tmp_path, first).path / "lock")
     with pytest.raises(BusyError):
-        train(first, tmp_path, Reporter(), wait=False)
+        train(first, tmp_path, Display(), wait=False)
 
-    class Say(Reporter):
+    class Say(Display):
         def note(self, run: Run, text: str) -> None:
             events.append((run.seed, text))
             if "waiting" in text:

@@ -24,7 +24,7 @@ from spherical_loss.experiments.models.language_model import evaluate_language, 
 from spherical_loss.experiments.models.loss_names import make_loss
 from spherical_loss.experiments.results.paper import TABLES
 from spherical_loss.experiments.running.compare import plan
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import LanguageSettings, Run, resolved
@@ -232,7 +232,7 @@ def test_simlex_against_its_definition(texts: Path) -> None:
     ("loss", "head"), [("softmax", "dense"), ("abs", "dense"), ("spherical", "factored"), ("taylor", "gram"), ("z", "factored")]
 )
 def test_every_loss_learns(texts: Path, tmp_path: Path, loss: str, head: str) -> None:
-    result = train(make_run(loss=loss, head=head, epochs=4, **LEARNING[loss]), tmp_path, Reporter())
+    result = train(make_run(loss=loss, head=head, epochs=4, **LEARNING[loss]), tmp_path, Display())
     assert result["status"] == "finished"
     if loss == "z":
         assert result["test"]["top10"] < result["start"]["top10"] - 0.1
@@ -251,7 +251,7 @@ LEARNING: dict[str, dict[str, float]] = {
 
 
 def test_a_rate_too_large_is_divergence(texts: Path, tmp_path: Path) -> None:
-    result = train(make_run(head="factored", lr=1e9), tmp_path, Reporter())
+    result = train(make_run(head="factored", lr=1e9), tmp_path, Display())
     assert result["status"] == "diverged"
 
 
@@ -284,12 +284,12 @@ def test_words_limits_training(texts: Path) -> None:
 
 
 def train_with_checkpoints(root: Path) -> None:
-    train(make_run(head="factored", epochs=4), root, Reporter(), checkpoint_seconds=0)
+    train(make_run(head="factored", epochs=4), root, Display(), checkpoint_seconds=0)
 
 
 def test_a_killed_factored_run_comes_to_the_same_bits(texts: Path, tmp_path: Path) -> None:
     run = make_run(head="factored", epochs=4)
-    train(run, tmp_path / "whole", Reporter())
+    train(run, tmp_path / "whole", Display())
     process = start_process(train_with_checkpoints, tmp_path / "killed")
     checkpoint = RunFolder(tmp_path / "killed", run).path / "checkpoint.pt"
     while not checkpoint.exists() and process.is_alive():
@@ -297,7 +297,7 @@ def test_a_killed_factored_run_comes_to_the_same_bits(texts: Path, tmp_path: Pat
     process.kill()
     assert exit_code(process) == -signal.SIGKILL
     assert RunFolder(tmp_path / "killed", run).result() is None
-    train(run, tmp_path / "killed", Reporter())
+    train(run, tmp_path / "killed", Display())
     assert numbers(tmp_path / "killed", run) == numbers(tmp_path / "whole", run)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.train import train
 from tests.experiments.models.test_language_model import make_run, texts  # noqa: F401
 
@@ -42,6 +42,6 @@ LAYERS = [
 def test_the_language_model_learns_with_them(texts: Path, tmp_path: Path, loss: str, head: str) -> None:  # noqa: F811
     run = make_run(loss=loss, head=head, lr=0.1, output_rate=1.0)
     assert run.label == f"{loss}/{head}"
-    result = train(run, tmp_path, Reporter())
+    result = train(run, tmp_path, Display())
     assert result["valid"]["perplexity"] < 0.8 * result["start"]["perplexity"]
     assert (result["test"]["simlex_output"] is None) == ("adaptive" in head)

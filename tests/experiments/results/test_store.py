@@ -15,7 +15,7 @@ from spherical_loss.experiments.cli import main
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.results.collect import collect
 from spherical_loss.experiments.results.store import Study, add_runs, add_studies, columns, read_runs, read_studies, records
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import ImageSettings, LanguageSettings, Run
@@ -242,7 +242,7 @@ def test_a_run_says_how_large_its_data_were(tmp_path: Path, monkeypatch: pytest.
     text, out, results = tmp_path / "corpus.txt", tmp_path / "out", tmp_path / "results"
     text.write_text("a b c d e\n" * 300)
     settings = LanguageSettings(file=str(text), vocabulary=5, lr=0.1, layers=0, output_rate=1.0, epochs=1, momentum=0.0)
-    train(Run("text", "taylor", 0, RECIPES["text"].prepare(settings, True)), out, Reporter())
+    train(Run("text", "taylor", 0, RECIPES["text"].prepare(settings, True)), out, Display())
     text.unlink()  # what collect does not need
     collected(out, results)
     (found,) = read_runs(results)

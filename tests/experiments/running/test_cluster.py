@@ -16,9 +16,9 @@ import distributed
 import pytest
 
 from spherical_loss.experiments import cli
-from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.train import train
 from tests.experiments.running.test_workers import until
@@ -60,13 +60,13 @@ def test_a_killed_worker_of_a_cluster(tmp_path: Path) -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         with Workers(None, scheduler(tmp_path)) as workers:
-            results = train_all(runs, tmp_path, Reporter(), False, workers)
+            results = train_all(runs, tmp_path, Display(), False, workers)
         killer.join()
         assert first.wait() == -signal.SIGKILL
         assert unfinished == runs[:2]  # so it was in the middle of one of them
     assert set(results) == set(runs)
     for run in runs:
-        train(run, tmp_path / "alone", Reporter())
+        train(run, tmp_path / "alone", Display())
         assert numbers(tmp_path, run) == numbers(tmp_path / "alone", run)
 
 

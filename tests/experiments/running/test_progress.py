@@ -8,7 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from spherical_loss.experiments.running.progress import LiveReporter, PlainReporter, Reporter, make_reporter
+from spherical_loss.experiments.running.progress import LiveDisplay, PlainDisplay, make_display
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.settings import Run, Settings
 
 RUN = Run("mnist", "taylor", 3, Settings(lr=0.1, epochs=20))
@@ -16,26 +17,26 @@ RECORD = {"epoch": 4, "train_loss": 0.5, "valid": {"loss": 0.25, "error": 0.0125
 RESULT = {"status": "finished", "best_epoch": 5, "epochs": 9, "seconds_per_epoch": 1.5, "test": {"error": 0.0321}}
 
 
-def told(terminal: bool, quiet: bool = False, every: float = 0.0, width: int = 150) -> tuple[Reporter, str]:
+def told(terminal: bool, quiet: bool = False, every: float = 0.0, width: int = 150) -> tuple[Display, str]:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
-    reporter = make_reporter(console, 2, quiet)
-    if isinstance(reporter, PlainReporter):
-        reporter.every = every
-    with reporter:
-        reporter.kept(RUN, RESULT)
-        reporter.started(RUN, 3)
-        reporter.step(RUN, 3, 50, 250, 0.75)
-        reporter.epoch(RUN, RECORD)
-        reporter.step(RUN, 4, 50, 250, 0.5)
-        if isinstance(reporter, LiveReporter):
-            reporter.progress.refresh()
-        reporter.finished(RUN, RESULT)
-    return reporter, console.file.getvalue()
+    display = make_display(console, 2, quiet)
+    if isinstance(display, PlainDisplay):
+        display.every = every
+    with display:
+        display.kept(RUN, RESULT)
+        display.started(RUN, 3)
+        display.step(RUN, 3, 50, 250, 0.75)
+        display.epoch(RUN, RECORD)
+        display.step(RUN, 4, 50, 250, 0.5)
+        if isinstance(display, LiveDisplay):
+            display.rich.refresh()
+        display.finished(RUN, RESULT)
+    return display, console.file.getvalue()
 
 
 def test_plain_lines() -> None:
-    reporter, text = told(terminal=False)
-    assert isinstance(reporter, PlainReporter)
+    display, text = told(terminal=False)
+    assert isinstance(display, PlainDisplay)
     assert "\x1b" not in text
     assert text.splitlines() == [
         "[1/2] taylor, seed 3: test error 3.21%, best of 9 epochs: 5, 1.5 s per epoch (stored)",
@@ -47,8 +48,8 @@ def test_plain_lines() -> None:
 
 def test_a_trial_that_is_given_up_counts_as_done() -> None:
     console = Console(file=io.StringIO(), width=150)
-    with make_reporter(console, 2, False) as reporter:
-        reporter.finished(RUN, {"status": "paused", "epochs": 3, "valid": {"error": 0.5}})
+    with make_display(console, 2, False) as display:
+        display.finished(RUN, {"status": "paused", "epochs": 3, "valid": {"error": 0.5}})
     assert console.file.getvalue() == "[1/2] taylor, seed 3: pruned after epoch 3, valid error 50.00%\n"
 
 
@@ -59,8 +60,8 @@ def test_plain_lines_are_few() -> None:
 
 
 def test_live_display() -> None:
-    reporter, text = told(terminal=True)
-    assert isinstance(reporter, LiveReporter)
+    display, text = told(terminal=True)
+    assert isinstance(display, LiveDisplay)
     assert "test error 3.21%" in text
     assert "error 1.25%" in text
     assert "loss 0.5" in text
@@ -82,6 +83,6 @@ def test_quiet() -> None:
 
 def test_diverged() -> None:
     console = Console(file=io.StringIO(), width=150)
-    with PlainReporter(console, 1) as reporter:
-        reporter.finished(RUN, {"status": "diverged", "epoch": 2, "reason": "nan"})
+    with PlainDisplay(console, 1) as display:
+        display.finished(RUN, {"status": "diverged", "epoch": 2, "reason": "nan"})
     assert console.file.getvalue() == "[1/1] taylor, seed 3: diverged in epoch 2 at learning rate 0.1\n"

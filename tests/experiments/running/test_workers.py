@@ -20,8 +20,8 @@ import pytest
 from spherical_loss.experiments import cli
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.running import workers
-from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.running.train_all import train_all
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, with_threads
 from spherical_loss.experiments.training.train import train
@@ -44,7 +44,7 @@ def forked_workers() -> Iterator[None]:
         yield
 
 
-class Told(Reporter):
+class Told(Display):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_pat
     assert "worker died" in text
     assert all(told.epochs[run] for run in runs)
     for run in runs:
-        train(run, tmp_path / "alone", Reporter())
+        train(run, tmp_path / "alone", Display())
         assert numbers(tmp_path / "two", run) == numbers(tmp_path / "alone", run)
         assert RunFolder(tmp_path / "two", run).result() == results[run]
 
@@ -113,7 +113,7 @@ def test_runs_pause_on_workers_and_continue(tmp_path: Path) -> None:
     assert {result["status"] for result in results.values()} == {"finished"}
     assert set(told.done) == set(runs)
     for run in runs:
-        train(run, tmp_path / "alone", Reporter())
+        train(run, tmp_path / "alone", Display())
         assert numbers(tmp_path, run) == numbers(tmp_path / "alone", run)
 
 

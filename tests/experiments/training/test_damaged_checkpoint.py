@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
@@ -20,7 +20,7 @@ from tests.support.damage import Executed, flip_bit
 RUN = make_run(epochs=3)
 
 
-class Watch(Reporter):
+class Watch(Display):
     began = -1
 
     def started(self, run: Run, epoch: int) -> None:
@@ -30,14 +30,14 @@ class Watch(Reporter):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple:
     root = tmp_path_factory.mktemp("reference")
-    train(RUN, root, Reporter())
+    train(RUN, root, Display())
     return numbers(root, RUN)
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """After two of three epochs."""
-    assert train(RUN, tmp_path, Reporter(), until=2)["status"] == "paused"
+    assert train(RUN, tmp_path, Display(), until=2)["status"] == "paused"
     return RunFolder(tmp_path, RUN).path / "checkpoint.pt"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
@@ -51,7 +51,7 @@ def train_and_die(root: Path, k: int) -> None:
             die()
 
     os.fsync, os.replace = fsync_or_die, replace_and_die
-    train(the_run(), root, Reporter(), checkpoint_seconds=0)
+    train(the_run(), root, Display(), checkpoint_seconds=0)
 
 
 def trained(root: Path, k: int) -> int:
@@ -62,7 +62,7 @@ def trained(root: Path, k: int) -> int:
 @pytest.fixture(scope="module")
 def never_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple:
     root = tmp_path_factory.mktemp("reference")
-    train(the_run(), root, Reporter())
+    train(the_run(), root, Display())
     history = RunFolder(root, the_run()).history()
     assert len({record["lr"] for record in history}) > 1
     return numbers(root, the_run())
@@ -113,7 +113,7 @@ def test_going_on_does_not_start_over(tmp_path: Path) -> None:
     assert trained(tmp_path, 6) == -signal.SIGKILL  # in the third checkpoint
     assert len(RunFolder(tmp_path, the_run()).history()) == 3
 
-    class Watch(Reporter):
+    class Watch(Display):
         began = -1
 
         def started(self, run: Run, epoch: int) -> None:

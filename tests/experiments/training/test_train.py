@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from spherical_loss.experiments.models.loss_names import LOSSES, make_loss
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.load import Load, alone
 from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
@@ -43,23 +43,23 @@ def numbers(root: Path, run: Run) -> tuple:
 def test_same_seed_same_numbers(tmp_path: Path) -> None:
     run = make_run()
     for root in ("a", "b"):
-        train(run, tmp_path / root, Reporter())
+        train(run, tmp_path / root, Display())
     assert numbers(tmp_path / "a", run) == numbers(tmp_path / "b", run)
     other = make_run(seed=1)
-    train(other, tmp_path / "a", Reporter())
+    train(other, tmp_path / "a", Display())
     assert numbers(tmp_path / "a", other) != numbers(tmp_path / "a", run)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_learns_digits(tmp_path: Path, loss: str) -> None:
-    result = train(make_run(loss=loss, epochs=10), tmp_path, Reporter())
+    result = train(make_run(loss=loss, epochs=10), tmp_path, Display())
     assert result["status"] == "finished"
     assert result["test"]["error"] < 0.12
 
 
 @pytest.mark.parametrize(("activation", "error"), [("softmax", 0.7), ("exp", 0.15)])  # chance is 0.9
 def test_activations_learn_digits(tmp_path: Path, activation: str, error: float) -> None:
-    result = train(make_run(loss="softmax", epochs=15, activation=activation, lr=0.1), tmp_path, Reporter())
+    result = train(make_run(loss="softmax", epochs=15, activation=activation, lr=0.1), tmp_path, Display())
     assert result["test"]["error"] < error
 
 
@@ -67,7 +67,7 @@ def test_activations_learn_digits(tmp_path: Path, activation: str, error: float)
 def test_image_tasks_run_on_official_files(tmp_path: Path, small_data: Callable[[str], Path], task: str, width: int) -> None:
     small_data(task)
     run = make_run(task, width=width, batch_size=20)
-    result = train(run, tmp_path, Reporter())
+    result = train(run, tmp_path, Display())
     assert result["status"] == "finished"
     assert result["epochs"] == 2
     first, second = RunFolder(tmp_path, run).history()
@@ -76,13 +76,13 @@ def test_image_tasks_run_on_official_files(tmp_path: Path, small_data: Callable[
 
 def test_small_mnist_is_learned(tmp_path: Path, small_data: Callable[[str], Path]) -> None:
     small_data("mnist")
-    result = train(make_run("mnist", width=4, batch_size=20, epochs=6, lr=0.02), tmp_path, Reporter())
+    result = train(make_run("mnist", width=4, batch_size=20, epochs=6, lr=0.02), tmp_path, Display())
     assert result["test"]["error"] < 0.2
 
 
 def test_the_folder_tells_all(tmp_path: Path) -> None:
     run = make_run(loss="spherical", epochs=3)
-    result = train(run, tmp_path, Reporter())
+    result = train(run, tmp_path, Display())
     folder = RunFolder(tmp_path, run)
     config = json.loads((folder.path / "config.json").read_text())
     assert (config["task"], config["loss"], config["seed"]) == ("digits", "spherical", 0)
@@ -96,7 +96,7 @@ def test_the_folder_tells_all(tmp_path: Path) -> None:
 
 def test_the_best_weights_are_the_reported_ones(tmp_path: Path) -> None:
     run = make_run(epochs=8)
-    result = train(run, tmp_path, Reporter())
+    result = train(run, tmp_path, Display())
     folder = RunFolder(tmp_path, run)
     recipe = RECIPES["digits"]
     loss = make_loss(run.loss, run.loss_options)
@@ -158,7 +158,7 @@ def test_metrics_that_are_not_finite_are_divergence() -> None:
 
 def test_a_diverging_run_is_recorded(tmp_path: Path) -> None:
     run = make_run(loss="mse", lr=1e6)
-    result = train(run, tmp_path, Reporter())
+    result = train(run, tmp_path, Display())
     assert result["status"] == "diverged"
     assert result["epoch"] == 1
     assert RunFolder(tmp_path, run).result() == result
@@ -167,15 +167,15 @@ def test_a_diverging_run_is_recorded(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
-    result = train(run, tmp_path, Reporter())
+    result = train(run, tmp_path, Display())
 
     def never(*args: object) -> None:
         raise AssertionError("trained again")
 
     monkeypatch.setattr("spherical_loss.experiments.training.train.train_epoch", never)
-    assert train(run, tmp_path, Reporter()) == result
+    assert train(run, tmp_path, Display()) == result
     with pytest.raises(AssertionError, match="trained again"):
-        train(make_run(batch_size=49), tmp_path, Reporter())
+        train(make_run(batch_size=49), tmp_path, Display())
 
 
 def test_settings_that_a_loss_does_not_have_do_not_make_another_run() -> None:
@@ -193,7 +193,7 @@ def test_tensorboard_on_a_full_disk_is_an_error_of_the_file(
 
     monkeypatch.setattr(RecordWriter, "write", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*taylor-seed0-.*/tensorboard'"):
-        train(make_run(), tmp_path, Reporter(), tensorboard=True)
+        train(make_run(), tmp_path, Display(), tensorboard=True)
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
@@ -201,7 +201,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = make_run(epochs=3)
-    train(run, tmp_path, Reporter(), tensorboard=True)
+    train(run, tmp_path, Display(), tensorboard=True)
     folder = RunFolder(tmp_path, run)
     events = EventAccumulator(str(folder.path / "tensorboard"))
     events.Reload()
@@ -209,7 +209,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
     expected = [(record["epoch"], pytest.approx(record["valid"]["loss"])) for record in folder.history()]
     assert scalars == expected
     shutil.rmtree(folder.path / "tensorboard")
-    train(run, tmp_path, Reporter(), tensorboard=True)  # a run that was finished without
+    train(run, tmp_path, Display(), tensorboard=True)  # a run that was finished without
     events = EventAccumulator(str(folder.path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("valid/loss")] == expected
@@ -217,33 +217,33 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
 
 def test_the_squared_error_is_a_mean_over_classes_everywhere(tmp_path: Path) -> None:
     run = make_run(loss="mse", epochs=2)
-    train(run, tmp_path, Reporter())
+    train(run, tmp_path, Display())
     for record in RunFolder(tmp_path, run).history():
         assert 0.3 < record["train_loss"] / record["valid"]["loss"] < 3
 
 
 def test_a_cosine_lowers_the_rate_every_epoch(tmp_path: Path) -> None:
     run = make_run(epochs=4, decay="cosine", patience=4, halve_after=1, lr=0.1)
-    train(run, tmp_path, Reporter())
+    train(run, tmp_path, Display())
     rates = [record["lr"] for record in RunFolder(tmp_path, run).history()]
     assert rates == pytest.approx([0.1 * (1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)])
 
 
 def test_a_run_pauses_and_continues(tmp_path: Path) -> None:
     run = make_run(epochs=3)
-    paused = train(run, tmp_path / "paused", Reporter(), until=2)
+    paused = train(run, tmp_path / "paused", Display(), until=2)
     folder = RunFolder(tmp_path / "paused", run)
     assert (paused["status"], paused["epochs"], folder.result()) == ("paused", 2, None)
     assert paused["valid"]["loss"] == min(record["valid"]["loss"] for record in folder.history())
-    assert train(run, tmp_path / "paused", Reporter(), until=2) == paused  # nothing more to do
-    assert train(run, tmp_path / "paused", Reporter(), until=5)["status"] == "finished"
-    train(run, tmp_path / "whole", Reporter())
+    assert train(run, tmp_path / "paused", Display(), until=2) == paused  # nothing more to do
+    assert train(run, tmp_path / "paused", Display(), until=5)["status"] == "finished"
+    train(run, tmp_path / "whole", Display())
     assert numbers(tmp_path / "paused", run) == numbers(tmp_path / "whole", run)
 
 
 def test_a_run_records_the_processor_time_of_others(tmp_path: Path) -> None:
     run = make_run()
-    result = train(run, tmp_path, Reporter())
+    result = train(run, tmp_path, Display())
     history = RunFolder(tmp_path, run).history()
     assert all(record["own_cpu_seconds"] > 0 for record in history)
     assert all(record["other_cpu_seconds"] >= 0 for record in history)

@@ -17,7 +17,7 @@ from spherical_loss.experiments.data.corpora import TextSet
 from spherical_loss.experiments.data.simlex import agreement
 from spherical_loss.experiments.models.network import Network, activation
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
-from spherical_loss.experiments.training.metrics import reported
+from spherical_loss.experiments.training.metrics import as_in_paper
 from spherical_loss.experiments.training.settings import LanguageSettings
 from spherical_loss.heads import (
     DenseHead,
@@ -185,7 +185,7 @@ def evaluate_language(network: LanguageModel, loss: Loss, data: TextSet) -> dict
     measured = torch.arange(len(data)) if isinstance(loss, SphericalLoss) else data.with_logits
     for rows in measured.split(BATCH):
         total += float(network.objective(*data.batch(rows.to(device)), loss)) * len(rows)
-    value = reported(total / len(measured), loss, data.D)
+    value = as_in_paper(total / len(measured), loss, data.D)
     nll: float | None = value
     if isinstance(loss, SphericalLoss) and not loss.is_likelihood:
         nll = sampled_nll(network, loss, data)

@@ -23,7 +23,7 @@ from spherical_loss.experiments.results.tables import (
     result_cells,
     rich_table,
 )
-from spherical_loss.experiments.running.progress import make_reporter
+from spherical_loss.experiments.running.progress import make_display
 from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.running.workers import Workers, open_workers
 from spherical_loss.experiments.training.distributed import on_first, ranks
@@ -107,8 +107,8 @@ def train_runs(
 ) -> Finished:
     """Train every run that is not finished yet; one that diverges is recorded as such, and the others continue."""
     several_heads = len({getattr(run.settings, "head", None) for run in runs}) > 1
-    with make_reporter(console, len(runs), quiet, several_heads) as reporter:
-        results = train_all(runs, out, reporter, tensorboard, workers)
+    with make_display(console, len(runs), quiet, several_heads) as display:
+        results = train_all(runs, out, display, tensorboard, workers)
     return [(run, results[run]) for run in runs]
 
 

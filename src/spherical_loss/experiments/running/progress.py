@@ -10,42 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.settings import Run
-
-
-class Reporter:
-    """Prints nothing: for ``--quiet``, and as the base of the other reporters. Use as a context manager."""
-
-    several_heads = False
-    """Whether the label of a run includes its head."""
-
-    def label(self, run: Run) -> str:
-        head = getattr(run.settings, "head", None)
-        return f"{run.loss}{f'/{head}' if self.several_heads else ''}, seed {run.seed}"
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
-
-    def kept(self, run: Run, result: dict[str, Any]) -> None:
-        """A run that was finished before."""
-
-    def started(self, run: Run, epoch: int) -> None:
-        """A run starts, or resumes after ``epoch`` epochs."""
-
-    def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
-        """Within an epoch."""
-
-    def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """After an epoch."""
-
-    def finished(self, run: Run, result: dict[str, Any]) -> None:
-        """A run is finished, has diverged, or was pruned while it paused."""
-
-    def note(self, run: Run, text: str) -> None:
-        """Something unusual about a run."""
 
 
 def outcome(label: str, run: Run, result: dict[str, Any]) -> str:
@@ -77,7 +43,7 @@ def error_text(metrics: dict[str, Any]) -> str:
     return f"{perplexity}top-10 error {metrics['top10']:.2%}"
 
 
-class PlainReporter(Reporter):
+class PlainDisplay(Display):
     """Lines without colours or cursor movements: one per finished run, and from time to time one for a long run."""
 
     def __init__(self, console: Console, runs: int, every: float = 10.0) -> None:
@@ -120,7 +86,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-class LiveReporter(Reporter):
+class LiveDisplay(Display):
     """Bars: one for all runs, with the time left, and one for each active run, with its losses and error.
 
     The time left counts every run at its full number of epochs; early stopping makes it an upper limit.
@@ -128,7 +94,7 @@ class LiveReporter(Reporter):
 
     def __init__(self, console: Console, runs: int) -> None:
         bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # left out on a narrow terminal
-        self.progress = Progress(
+        self.rich = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             *bar,
             TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
@@ -137,18 +103,18 @@ class LiveReporter(Reporter):
             console=console,
             expand=True,
         )
-        self.all = self.progress.add_task("all runs", total=runs, text=f"0/{runs}")
+        self.all = self.rich.add_task("all runs", total=runs, text=f"0/{runs}")
         self.bars: dict[Run, TaskID] = {}  # for the active runs, like the following:
         self.parts: dict[Run, float] = {}
         self.runs, self.done = runs, 0
         self.text: dict[Run, str] = {}
 
-    def __enter__(self) -> Reporter:
-        self.progress.start()
+    def __enter__(self) -> Display:
+        self.rich.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.progress.stop()
+        self.rich.stop()
 
     def kept(self, run: Run, result: dict[str, Any]) -> None:
         self.finished(run, result)
@@ -157,8 +123,8 @@ class LiveReporter(Reporter):
         text = self.text[run] = f"resumes after epoch {epoch}" if epoch else ""
         label = self.label(run)
         if run in self.bars:  # its process died
-            self.progress.remove_task(self.bars[run])
-        self.bars[run] = self.progress.add_task(label, total=run.settings.epochs, completed=epoch, text=text)
+            self.rich.remove_task(self.bars[run])
+        self.bars[run] = self.rich.add_task(label, total=run.settings.epochs, completed=epoch, text=text)
 
     def step(self, run: Run, epoch: int, step: int, steps: int, loss: float) -> None:
         self.at(run, epoch + step / steps, f"epoch {epoch + 1}, loss {loss:.4g}; {self.text[run]}")
@@ -169,25 +135,25 @@ class LiveReporter(Reporter):
 
     def at(self, run: Run, epochs: float, text: str) -> None:
         """Move the bar of ``run``, and the bar of all."""
-        self.progress.update(self.bars[run], completed=epochs, text=text)
+        self.rich.update(self.bars[run], completed=epochs, text=text)
         self.parts[run] = epochs / run.settings.epochs
-        self.progress.update(self.all, completed=self.done + sum(self.parts.values()))
+        self.rich.update(self.all, completed=self.done + sum(self.parts.values()))
 
     def finished(self, run: Run, result: dict[str, Any]) -> None:
         self.done += 1
         self.parts.pop(run, None)
         if run in self.bars:
-            self.progress.remove_task(self.bars.pop(run))
-        self.progress.update(self.all, completed=self.done + sum(self.parts.values()), text=f"{self.done}/{self.runs}")
-        self.progress.console.print(outcome(self.label(run), run, result), markup=False, highlight=False)
+            self.rich.remove_task(self.bars.pop(run))
+        self.rich.update(self.all, completed=self.done + sum(self.parts.values()), text=f"{self.done}/{self.runs}")
+        self.rich.console.print(outcome(self.label(run), run, result), markup=False, highlight=False)
 
     def note(self, run: Run, text: str) -> None:
-        self.progress.console.print(f"{self.label(run)}: {text}", markup=False, highlight=False)
+        self.rich.console.print(f"{self.label(run)}: {text}", markup=False, highlight=False)
 
 
-def make_reporter(console: Console, runs: int, quiet: bool, several_heads: bool = False) -> Reporter:
+def make_display(console: Console, runs: int, quiet: bool, several_heads: bool = False) -> Display:
     if quiet:
-        return Reporter()
-    reporter = LiveReporter(console, runs) if console.is_terminal else PlainReporter(console, runs)
-    reporter.several_heads = several_heads
-    return reporter
+        return Display()
+    display = LiveDisplay(console, runs) if console.is_terminal else PlainDisplay(console, runs)
+    display.several_heads = several_heads
+    return display

@@ -9,8 +9,8 @@ from typing import Any
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.locks import BusyError
-from spherical_loss.experiments.running.progress import Reporter
 from spherical_loss.experiments.running.workers import Workers
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
@@ -20,7 +20,7 @@ POLL = 0.5  # seconds between checks of the active runs
 
 
 def train_all(
-    runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, workers: Workers | None, until: int | None = None
+    runs: Sequence[Run], out: Path, display: Display, tensorboard: bool, workers: Workers | None, until: int | None = None
 ) -> Results:
     """The result of every run; with ``until``, the state after that many epochs of the runs that need more. Runs that another
     process is training come last, so that two commands share the work."""
@@ -28,27 +28,27 @@ def train_all(
     for last in (False, True):
         left = [run for run in runs if run not in results]
         if workers is None:
-            train_here(left, out, reporter, tensorboard, last, until, results)
+            train_here(left, out, display, tensorboard, last, until, results)
         else:
-            train_on(workers, left, out, reporter, tensorboard, last, until, results)
+            train_on(workers, left, out, display, tensorboard, last, until, results)
     return results
 
 
 def train_here(
-    runs: Sequence[Run], out: Path, reporter: Reporter, tensorboard: bool, last: bool, until: int | None, results: Results
+    runs: Sequence[Run], out: Path, display: Display, tensorboard: bool, last: bool, until: int | None, results: Results
 ) -> None:
     for run in runs:
         try:
-            results[run] = train(run, out, reporter, tensorboard=tensorboard, wait=last, until=until)
+            results[run] = train(run, out, display, tensorboard=tensorboard, wait=last, until=until)
         except BusyError:
-            reporter.note(run, "another process is training it; coming back to it at the end")
+            display.note(run, "another process is training it; coming back to it at the end")
 
 
 def train_on(
     workers: Workers,
     runs: Sequence[Run],
     out: Path,
-    reporter: Reporter,
+    display: Display,
     tensorboard: bool,
     last: bool,
     until: int | None,
@@ -59,30 +59,30 @@ def train_on(
     for run in runs:
         if (result := RunFolder(out, run).result()) is not None:
             results[run] = result
-            reporter.kept(run, result)
+            display.kept(run, result)
         else:
-            watch = Watch(run, out, reporter)
+            watch = Watch(run, out, display)
             pending[workers.submit(run, out, tensorboard, last, until)] = watch
     while pending:
         done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
         for future in done:
             run, result = pending.pop(future).run, workers.result(future)
             if result is None:
-                reporter.note(run, "another process is training it; coming back to it at the end")
+                display.note(run, "another process is training it; coming back to it at the end")
                 continue
             results[run] = result
             if result["status"] != "paused":
                 check_shared(out, run)
-                reporter.finished(run, result)
+                display.finished(run, result)
         for watch in pending.values():
             watch.look()
 
 
 class Watch:
-    """Tells a reporter what happens to a run, from the metrics in its folder. A worker that starts replaces the file."""
+    """Tells a display what happens to a run, from the metrics in its folder. A worker that starts replaces the file."""
 
-    def __init__(self, run: Run, out: Path, reporter: Reporter) -> None:
-        self.run, self.reporter = run, reporter
+    def __init__(self, run: Run, out: Path, display: Display) -> None:
+        self.run, self.display = run, display
         self.folder = RunFolder(out, run)
         self.file = self.written()
         self.epoch = -1
@@ -96,13 +96,13 @@ class Watch:
         if (file := self.written()) != self.file:
             self.file = file
             if self.epoch >= 0:
-                self.reporter.note(self.run, "its worker died; another one resumes it")
+                self.display.note(self.run, "its worker died; another one resumes it")
             self.epoch = 0
-            self.reporter.started(self.run, 0)
+            self.display.started(self.run, 0)
         history = self.folder.history() if self.epoch >= 0 else []
         if history and history[-1]["epoch"] != self.epoch:
             self.epoch = history[-1]["epoch"]
-            self.reporter.epoch(self.run, history[-1])
+            self.display.epoch(self.run, history[-1])
 
 
 def check_shared(out: Path, run: Run) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.locks import BusyError
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.experiments.training.train import train
 
@@ -36,7 +36,7 @@ DEATHS = 5  # of workers of this machine with the same run, before the command g
 def train_run(run: Run, out: Path, tensorboard: bool, wait: bool, until: int | None) -> dict[str, Any] | None:
     """What a worker does; None if another process is training the run and ``wait`` is false."""
     try:
-        return train(run, out, Reporter(), tensorboard=tensorboard, wait=wait, until=until)
+        return train(run, out, Display(), tensorboard=tensorboard, wait=wait, until=until)
     except BusyError:
         return None
 

@@ -17,7 +17,7 @@ BATCH = 500
 def evaluate_classifier(network: Network, loss: Loss, data: Any) -> dict[str, float | None]:
     """Metrics of ``network`` on ``data`` (anything with ``len``, ``batch`` and ``D``, such as ``Images``).
 
-    - ``loss``: the training loss; for the squared error its mean over the classes, as the paper reports it.
+    - ``loss``: the training loss; for the squared error its mean over the classes, as the paper gives it.
     - ``nll``: the mean negative log-likelihood under the loss's own distribution; None if it has none.
     - ``error``, ``top5``: how often the target is not the most probable class, or not among the five most probable.
     - ``calibration``: see :func:`calibration_error`; None if it has no distribution.
@@ -34,8 +34,8 @@ def evaluate_classifier(network: Network, loss: Loss, data: Any) -> dict[str, fl
     return classifier_metrics(loss, torch.cat(o), torch.cat(target))
 
 
-def reported(value: float, loss: Loss, D: int) -> float:
-    """A loss as the paper reports it: of the squared error, the mean over the D classes instead of the sum."""
+def as_in_paper(value: float, loss: Loss, D: int) -> float:
+    """A loss as the paper gives it: of the squared error, the mean over the D classes instead of the sum."""
     return value / D if isinstance(loss, SquaredErrorLoss) else value
 
 
@@ -52,7 +52,7 @@ def classifier_metrics(loss: Loss, o: Tensor, target: Tensor) -> dict[str, float
     best = loss.predict(o, k=min(5, D))
     hit = best == target[:, None]
     metrics: dict[str, float | None] = {
-        "loss": reported(float(loss(o, target)), loss, D),
+        "loss": as_in_paper(float(loss(o, target)), loss, D),
         "nll": None,
         "error": 1 - hit[:, 0].double().mean().item(),
         "top5": 1 - hit.any(1).double().mean().item(),

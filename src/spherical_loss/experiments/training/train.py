@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from spherical_loss.experiments.models.loss_names import make_loss
 from spherical_loss.experiments.models.network import Network
-from spherical_loss.experiments.running.progress import Reporter
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.distributed import Objective, device_of, objective_of, on_first, part_of, rank, summed
 from spherical_loss.experiments.training.load import Load, alone
-from spherical_loss.experiments.training.metrics import reported
+from spherical_loss.experiments.training.metrics import as_in_paper
 from spherical_loss.experiments.training.recipes import RECIPES, Examples
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, Settings
@@ -53,7 +53,7 @@ class Progress:
 def train(
     run: Run,
     root: Path,
-    reporter: Reporter,
+    display: Display,
     checkpoint_seconds: float = 10.0,
     tensorboard: bool = False,
     wait: bool = True,
@@ -69,19 +69,19 @@ def train(
     """
     folder = RunFolder(root, run)
     if (result := on_first(folder.result)) is None:
-        waiting = partial(reporter.note, run, "another process is training it; waiting for its result")
+        waiting = partial(display.note, run, "another process is training it; waiting for its result")
         with ExitStack() as held:
             on_first(lambda: held.enter_context(folder.lock(wait, waiting)))
             if (result := on_first(folder.result)) is None:
-                return train_in(folder, reporter, checkpoint_seconds, tensorboard, until)
+                return train_in(folder, display, checkpoint_seconds, tensorboard, until)
     if tensorboard:
         on_first(lambda: write_events(folder.path, folder.history()))
-    reporter.kept(run, result)
+    display.kept(run, result)
     return result
 
 
 def train_in(
-    folder: RunFolder, reporter: Reporter, checkpoint_seconds: float, tensorboard: bool, until: int | None = None
+    folder: RunFolder, display: Display, checkpoint_seconds: float, tensorboard: bool, until: int | None = None
 ) -> dict[str, Any]:
     """Train the run of ``folder``, from its checkpoint if it has one.
 
@@ -109,11 +109,11 @@ def train_in(
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # from another version, or forged
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             on_first(partial(folder.put_checkpoint_aside, f"{folder.path / 'checkpoint.pt'} does not fit this run ({reason})"))
-            return train_in(folder, reporter, checkpoint_seconds, tensorboard, until)
-    objective = objective_of(network, loss, partial(reporter.note, run))
+            return train_in(folder, display, checkpoint_seconds, tensorboard, until)
+    objective = objective_of(network, loss, partial(display.note, run))
     events = event_writer(folder.path, progress.epoch) if tensorboard and rank() == 0 else None
     saved, saved_epoch = time.monotonic(), progress.epoch
-    reporter.started(run, progress.epoch)
+    display.started(run, progress.epoch)
     try:
         if recipe.start and progress.start is None:
             progress.start = on_first(lambda: recipe.evaluate(network, loss, valid_set))
@@ -123,13 +123,13 @@ def train_in(
                     on_first(lambda: folder.save_checkpoint(checkpoint(progress, network, optimizer)))
                 return {"status": "paused", "epochs": progress.epoch, "valid": best_validation(progress)}
             began, load = time.perf_counter(), Load()
-            train_loss = train_epoch(network, objective, optimizer, train_set, run, progress.epoch, reporter)
+            train_loss = train_epoch(network, objective, optimizer, train_set, run, progress.epoch, display)
             trained = time.perf_counter()
             valid = on_first(lambda: recipe.evaluate(network, loss, valid_set))
             record = {
                 "epoch": progress.epoch + 1,
                 "lr": optimizer.param_groups[0]["lr"],
-                "train_loss": reported(train_loss, loss, train_set.D),
+                "train_loss": as_in_paper(train_loss, loss, train_set.D),
                 "valid": valid,
                 "train_seconds": trained - began,
                 "seconds": time.perf_counter() - began,
@@ -137,7 +137,7 @@ def train_in(
             }
             after_epoch(progress, record, network, optimizer, settings)
             on_first(partial(folder.log, record))
-            reporter.epoch(run, record)
+            display.epoch(run, record)
             if events is not None:
                 events.add(record)
             passed = time.monotonic() - saved
@@ -154,7 +154,7 @@ def train_in(
     finally:
         if events is not None:
             events.close()
-    reporter.finished(run, result)
+    display.finished(run, result)
     return result
 
 
@@ -165,7 +165,7 @@ def train_epoch(
     data: Examples,
     run: Run,
     epoch: int,
-    reporter: Reporter,
+    display: Display,
 ) -> float:
     """One pass over ``data``, in the order it gives for this epoch; returns the mean training loss."""
     network.train()
@@ -186,7 +186,7 @@ def train_epoch(
         if step % CHECK_EVERY == 0 or step == len(batches) - 1:
             if not math.isfinite(float(summed(total))):
                 raise DivergedError(f"the training loss is {float(value)} at step {step + 1} of epoch {epoch + 1}")
-            reporter.step(run, epoch, step + 1, len(batches), float(value))
+            display.step(run, epoch, step + 1, len(batches), float(value))
     return float(summed(total)) / len(order)
 
 

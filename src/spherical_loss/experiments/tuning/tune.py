@@ -37,7 +37,7 @@ from spherical_loss.experiments.files.failures import silent_threads
 from spherical_loss.experiments.files.locks import locked
 from spherical_loss.experiments.models.loss_names import LOSSES
 from spherical_loss.experiments.options import Tune, TuneHead
-from spherical_loss.experiments.running.progress import make_reporter
+from spherical_loss.experiments.running.progress import make_display
 from spherical_loss.experiments.running.train_all import Results, train_all
 from spherical_loss.experiments.running.workers import Workers, open_workers
 from spherical_loss.experiments.training.recipes import RECIPES
@@ -108,7 +108,7 @@ def search(loss: str, options: Tune, console: Console, workers: Workers | None) 
         for until in rungs(settings.epochs, options.reduction):
             results: Results = {}
             for together in [[run] for run in planned] if workers is None else [planned]:
-                results |= train_all(together, options.out, reporter, False, workers, until)
+                results |= train_all(together, options.out, display, False, workers, until)
                 if any(result["status"] == "diverged" for result in results.values()):
                     return math.inf
             values = [judged(result, criterion) for result in results.values()]
@@ -118,7 +118,7 @@ def search(loss: str, options: Tune, console: Console, workers: Workers | None) 
             trial.report(value, until)
             if trial.should_prune():
                 for run, result in results.items():
-                    reporter.finished(run, result)
+                    display.finished(run, result)
                 raise optuna.TrialPruned
         return value
 
@@ -127,7 +127,7 @@ def search(loss: str, options: Tune, console: Console, workers: Workers | None) 
         with locked(options.out / name / "tune.lock"):  # else two that start at once would both make the tables
             study = open_study(loss, options)
         missing = options.trials - len(finished_trials(study))
-        with make_reporter(console, max(0, missing) * runs, options.quiet) as reporter:
+        with make_display(console, max(0, missing) * runs, options.quiet) as display:
             enough = optuna.study.MaxTrialsCallback(options.trials, states=FINISHED)
             at_once = 1 if workers is None else max(1, workers.count // runs)
             while (missing := options.trials - len(finished_trials(study))) > 0:
