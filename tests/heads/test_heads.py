@@ -177,6 +177,26 @@ def test_conversion_from_and_to_linear(Kind, bias):
 
 
 @every_head
+@pytest.mark.parametrize("Source", HEADS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_conversion_from_any_head(Source, Kind, bias):
+    torch.manual_seed(0)
+    source = Source(6, 20, bias=bias, ignore_index=-1).double()
+    hidden, target, _ = random_batch(12, 6, 20, seed=0)
+    train_step(source, sl.TaylorSoftmaxLoss(), optimizer_of(source, lr=0.1), hidden, target)
+    head = Kind.from_linear(source)
+    torch.testing.assert_close(head.weight.detach(), source.weight.detach(), rtol=0, atol=0)
+    assert torch.equal(head.bias, source.bias) if bias else head.bias is None
+    assert (head.ignore_index, Kind.from_linear(source, ignore_index=7).ignore_index) == (-1, 7)
+
+
+@every_head
+def test_conversion_from_something_else(Kind):
+    with pytest.raises(TypeError, match=r"nn.Linear or a head, not Embedding"):
+        Kind.from_linear(torch.nn.Embedding(6, 20))
+
+
+@every_head
 def test_prior_bias_and_zero_weights_give_the_frequencies(Kind):
     frequencies = 1 / torch.arange(1, 101, dtype=torch.float64)
     frequencies /= frequencies.sum()

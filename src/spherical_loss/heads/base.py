@@ -17,6 +17,7 @@ from spherical_loss.statistics import Statistics, widened
 
 INITS = ("he", "zero")
 CHUNK = 2**22  # elements of a temporary: 16 MiB of float32, small beside any weight matrix that needs chunks
+GRAPH_CHUNK = 2**16  # classes of a chunk in a graph: sixteen chunks of a million classes
 
 AnyHead = TypeVar("AnyHead", bound="Head")
 
@@ -78,7 +79,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Logits of ``rows`` classes at a time: (first one, (N, rows)), without gradient; see :meth:`class_of`."""
+        """Logits of ``rows`` classes at a time: (first one, (N, rows)); see :meth:`class_of`. Callers turn gradients off."""
 
     @abstractmethod
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
@@ -124,7 +125,7 @@ class Head(nn.Module, ABC):
         s, q = self.sums(H) if type(loss).score is SphericalLoss.score else H.new_zeros(2, N)
         best_scores = H.new_empty(N, 0, dtype=widened(H.dtype))
         best_classes = torch.empty(N, 0, dtype=torch.long, device=H.device)
-        for start, o in self.logit_chunks(H, rows=max(k, CHUNK // max(1, N))):
+        for start, o in self.logit_chunks(H, rows=chunk_rows(N, at_least=k)):
             scores = loss.score(s.unsqueeze(1), q.unsqueeze(1), o.to(best_scores.dtype), D).to(best_scores.dtype)
             top = scores.topk(min(k, scores.shape[1]))
             scores = torch.cat([best_scores, top.values], 1)
@@ -139,14 +140,18 @@ class Head(nn.Module, ABC):
         return found
 
     @classmethod
-    def from_linear(cls: type[AnyHead], linear: nn.Linear, **options: Any) -> AnyHead:
-        """A head with the weights of a linear layer, copied."""
-        has_bias = linear.bias is not None
-        head = cls(linear.in_features, linear.out_features, bias=has_bias, init="zero", **options)
-        head.to(device=linear.weight.device, dtype=linear.weight.dtype)
-        head.set_weight(linear.weight.detach())
-        if has_bias:
-            head.set_bias(linear.bias.detach())
+    def from_linear(cls: type[AnyHead], linear: nn.Linear | Head, **options: Any) -> AnyHead:
+        """A head with the weights of a linear layer, or of any other head, copied. The ``ignore_index`` of a head stays."""
+        if isinstance(linear, Head):
+            options.setdefault("ignore_index", linear.ignore_index)
+        elif not isinstance(linear, nn.Linear):
+            raise TypeError(f"from_linear takes an nn.Linear or a head, not {type(linear).__name__}")
+        weight, bias = linear.weight.detach(), linear.bias
+        head = cls(weight.shape[1], weight.shape[0], bias=bias is not None, init="zero", **options)
+        head.to(device=weight.device, dtype=weight.dtype)
+        head.set_weight(weight)
+        if bias is not None:
+            head.set_bias(bias.detach())
         return head
 
     @torch.no_grad()
@@ -202,6 +207,19 @@ def check_batch(
             bad = ((target < 0) | (target >= num_classes)) & (target != ignore_index)
             if bad.any():
                 raise IndexError(out_of_range(target, num_classes, ignore_index, "the outputs of this head"))
+
+
+def in_graph() -> bool:
+    """Whether ``torch.export``, ``torch.compile`` or ``torch.jit.trace`` is making a graph, which other batches will use."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
+def chunk_rows(n: int, at_least: int = 1) -> int:
+    """How many classes to take at a time for ``n`` examples, so that a temporary has about ``CHUNK`` elements.
+
+    In a graph the loop over the chunks is unrolled, and the next batch may have another size: n must not decide their number.
+    """
+    return max(at_least, GRAPH_CHUNK if in_graph() else CHUNK // max(1, n))
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spherical_loss.heads.base import CHUNK, Head, he_std
+from spherical_loss.heads.base import Head, chunk_rows, he_std
 from spherical_loss.statistics import dense_statistics, widened
 
 
@@ -42,7 +42,6 @@ class ParameterHead(Head):
         weight = self.weight[rows]
         return weight.clone() if self.bias is None else torch.cat([weight, self.bias[rows].unsqueeze(1)], 1)
 
-    @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         for start in range(0, self.num_classes, rows):
             chunk = slice(start, start + rows)
@@ -51,7 +50,7 @@ class ParameterHead(Head):
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
         s = q = H.new_zeros(H.shape[0], dtype=widened(H.dtype))
-        for _, o in self.logit_chunks(H, rows=max(1, CHUNK // max(1, H.shape[0]))):
+        for _, o in self.logit_chunks(H, rows=chunk_rows(H.shape[0])):
             s, q = s + o.to(s.dtype).sum(1), q + o.to(q.dtype).square().sum(1)
         return s, q
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spherical_loss.base import REDUCTIONS, reduced
-from spherical_loss.heads.base import TopK, check_batch
+from spherical_loss.heads.base import TopK, check_batch, in_graph
 from spherical_loss.likelihoods import normalized
 
 
@@ -91,7 +91,9 @@ class LikelihoodLayer(nn.Module, ABC):
         """The ``k`` most probable classes, best first, with their log-probabilities as scores: an exact search."""
         if not 1 <= k <= self.n_classes:
             raise ValueError(f"k is {k}, but must be between 1 and the {self.n_classes} classes")
-        scores, classes = self.best(self._rows(hidden), k)
+        H = self._rows(hidden)
+        # In a graph the search of the tail cannot depend on the examples: all classes are ranked.
+        scores, classes = self.all_log_prob(H).topk(k) if in_graph() else self.best(H, k)
         shape = (*hidden.shape[:-1], k)
         return TopK(scores.reshape(shape), classes.reshape(shape))
 

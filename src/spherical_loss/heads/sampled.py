@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss.heads.base import CHUNK, TopK
+from spherical_loss.heads.base import TopK, chunk_rows
 from spherical_loss.heads.dense import DenseHead
 from spherical_loss.heads.likelihood import LikelihoodLayer, checked_frequencies, zipf
 from spherical_loss.losses import SoftmaxLoss
@@ -131,8 +131,8 @@ class SampledSoftmax(LikelihoodLayer):
     @torch.no_grad()
     def best(self, H: Tensor, k: int) -> TopK:
         outputs, classes = self.head.topk(H, k, SoftmaxLoss())
-        log_Z = outputs.new_full((len(H),), -math.inf)
-        for _, o in self.head.logit_chunks(H, rows=max(1, CHUNK // max(1, len(H)))):
+        log_Z = outputs.new_full((H.shape[0],), -math.inf)
+        for _, o in self.head.logit_chunks(H, rows=chunk_rows(H.shape[0])):
             log_Z = torch.logaddexp(log_Z, o.to(log_Z.dtype).logsumexp(1))
         return TopK(outputs - log_Z.unsqueeze(1), classes)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.base import CHUNK, Head, TopK, full_precision, he_std
+from spherical_loss.heads.base import CHUNK, Head, TopK, chunk_rows, full_precision, he_std, in_graph
 from spherical_loss.heads.factored.accumulator import Accumulator
 from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.shard import Shard, version_of
@@ -108,7 +108,7 @@ class FactoredHead(Head):
 
     def extended(self, H: Tensor) -> Tensor:
         """Hidden vectors with the column of ones for the bias, and the empty columns."""
-        X = self.V.new_empty(len(H), self.V.shape[1])
+        X = self.V.new_empty(H.shape[0], self.V.shape[1])
         X[:, : self.in_features] = H
         X[:, self.in_features :] = 0
         if self.has_bias:
@@ -173,10 +173,14 @@ class FactoredHead(Head):
         kept = torch.cat([self.V.new_empty(0), *(self.rows(rows)[:, self.in_features] for rows in self._row_chunks())])
         return kept if self.shard.group is None else torch.cat(self.shard.gather(kept)[0])
 
-    @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         X, first, count = self.extended(H), self.shard.start, len(self.shard)
         one_frame = len(self.U.past) == 0  # transform the N hidden vectors instead of the D rows
+        if in_graph() and not one_frame:
+            raise RuntimeError(
+                f"a graph cannot read the {len(self.U.past) + 1} frames of a FactoredHead in training: call head.refactor() "
+                "before torch.export, torch.compile or torch.jit.trace, or export head.to_linear() with loss.predict"
+            )
         with full_precision(X.device):
             XU = self.U.transform_transposed(X)
             offset = (X @ self.w0.to(X.dtype)).unsqueeze(1)
@@ -199,7 +203,7 @@ class FactoredHead(Head):
             raise ValueError(f"a sharded head has no logits: N x {self.num_classes} numbers on every rank; use topk")
         H = hidden.reshape(-1, self.in_features)
         out = torch.empty(H.shape[0], self.num_classes, dtype=self.V.dtype, device=H.device)
-        for start, o in self.logit_chunks(H, rows=max(1, CHUNK // max(1, H.shape[0]))):
+        for start, o in self.logit_chunks(H, rows=chunk_rows(H.shape[0])):
             out[:, start : start + o.shape[1]] = o
         return out.reshape(*hidden.shape[:-1], self.num_classes)
 

@@ -160,7 +160,6 @@ class TieredHead(Head):
         s, q = (torch.stack(x).sum(0) for x in zip(*parts, strict=True))
         return s, q
 
-    @torch.no_grad()
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         for tier, first, _ in self.ranges:
             if isinstance(tier, ParameterHead) and self.shard.rank > 0:
