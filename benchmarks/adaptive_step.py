@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from benchmarks import peers
 from benchmarks.side_by_side import SECONDS, against
 from benchmarks.steps import WORD_MODEL, Row, Step, batches
-from benchmarks.timing import interleaved, readable, show, with_spread
+from benchmarks.timing import interleaved, ratio_cells, readable
 from spherical_loss import AdaptiveSphericalSoftmax, FactoredHead, FactoredSGD, TaylorSoftmaxLoss
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
+from spherical_loss.experiments.table import Table, show
 from spherical_loss.learning_rate import suggested_lr
 
 FREQUENT = 2_000
@@ -131,19 +132,18 @@ def run(size: tuple[int, int, int] = WORD_MODEL, classes: tuple[int, ...] = CLAS
     N, d, D = size
     stepped = steps(N, d, D, seconds)
     title = f"{OURS}, a training step: N={N:,}, d={d}, D={D:,}, {FREQUENT:,} frequent classes"
-    show(title, ["instead of", "", "takes", "ours", "ratio"], [[r["name"], r["kind"], *cells(r)] for r in stepped])
+    header = ["instead of", "", "takes", "ours", "ratio", "quartiles"]
+    show(Table(title, header, [[r["name"], r["kind"], *cells(r)] for r in stepped]))
     grown = growth(N, d, classes, repeats=max(5, min(60, int(10 * seconds))))
     least = min(r["seconds"].median for r in grown)
     table = [[f"{r['D']:,}", readable(r["seconds"].median), f"{r['seconds'].median / least:.2f}x"] for r in grown]
-    show(f"{OURS}, a training step against D", ["D", "median", "of the least"], table)
+    show(Table(f"{OURS}, a training step against D", ["D", "median", "of the least"], table))
     scored = scores(N, d, D, seconds)
-    show(
-        f"Scores of {N:,} targets: d={d}, D={D:,}; {OURS} beside others",
-        ["", "takes", "ours", "ratio", "tokens per second", "ours"],
-        [[r["name"], *cells(r), *(f"{N / r[key].median:,.0f}" for key in ("seconds", "ours"))] for r in scored],
-    )
+    table = [[r["name"], *cells(r), *(f"{N / r[key].median:,.0f}" for key in ("seconds", "ours"))] for r in scored]
+    header = ["", "takes", "ours", "ratio", "quartiles", "tokens per second", "ours"]
+    show(Table(f"Scores of {N:,} targets: d={d}, D={D:,}; {OURS} beside others", header, table))
     return [*stepped, *grown, *scored]
 
 
 def cells(row: Row) -> list[str]:
-    return [readable(row["seconds"].median), readable(row["ours"].median), with_spread(row["ratio"])]
+    return [readable(row["seconds"].median), readable(row["ours"].median), *ratio_cells(row["ratio"])]

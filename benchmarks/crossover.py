@@ -13,8 +13,9 @@ import math
 import torch
 
 from benchmarks.steps import FactoredStep, Row, batches, learning_rate, parameter_step
-from benchmarks.timing import RESULTS, Work, interleaved, readable, show
+from benchmarks.timing import RESULTS, Work, interleaved, readable
 from spherical_loss import DenseHead, GramHead
+from spherical_loss.experiments.table import Table, show
 from spherical_loss.heads.dense import ParameterHead
 
 SIZES = [(N, d) for N in (250, 2048) for d in (64, 128, 256, 512)]
@@ -45,8 +46,8 @@ def sweep(N: int, d: int, repeats: int) -> list[Row]:
         rows.append(row)
         if min(row["dense"].median, row["gram"].median) > CLEAR * row["factored"].median:
             break
-    table = [[f"{r['D']:,}", *(readable(r[name].median) for name in NAMES)] for r in rows]
-    show(f"A training step at N={N:,}, d={d}", ["D", *NAMES.values()], table)
+    cells = [[f"{r['D']:,}", *(readable(r[name].median) for name in NAMES)] for r in rows]
+    show(Table(f"A training step at N={N:,}, d={d}", ["D", *NAMES.values()], cells))
     return rows
 
 
@@ -85,11 +86,12 @@ def by_size(rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
 HEADER = ["N", "d", *(f"{NAMES[fast]} beats {NAMES[slow]} from D =" for slow, fast in PAIRS), "largest D measured"]
 
 
-def table(rows: list[Row]) -> list[list[str]]:
-    return [
+def table(rows: list[Row]) -> Table:
+    cells = [
         [f"{N:,}", str(d), *(two_digits(crossover(part, *pair)) for pair in PAIRS), f"{part[-1]['D']:,}"]
         for (N, d), part in by_size(rows).items()
     ]
+    return Table("Crossovers", HEADER, cells)
 
 
 def main() -> None:
@@ -100,7 +102,7 @@ def main() -> None:
     for N, d in SIZES:
         rows += sweep(N, d, repeats)
         (RESULTS / "crossover.json").write_text(json.dumps(rows, indent=1) + "\n")
-    show("Crossovers", HEADER, table(rows))
+    show(table(rows))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.steps import Row
-from benchmarks.timing import Work, interleaved, peak_memory, readable, show, with_spread
+from benchmarks.timing import Work, interleaved, peak_memory, ratio_cells, readable
 from spherical_loss import GramHead, TaylorSoftmaxLoss
+from spherical_loss.experiments.table import Table, show
 
 
 def run() -> list[Row]:
@@ -40,7 +41,8 @@ def compared(N: int, d: int, D: int, repeats: int) -> list[Row]:
     for name in times:
         t, ratio = times[name].spread, times[name].over(times[ours])
         rows.append({"N": N, "d": d, "D": D, "name": name, "seconds": t, "ratio": ratio, "memory": memory.get(name)})
-        table.append([name, readable(t.median), with_spread(ratio), f"{memory[name]:.1%}" if name in memory else ""])
+        table.append([name, readable(t.median), *ratio_cells(ratio), f"{memory[name]:.1%}" if name in memory else ""])
     title = f"Heads at N={N:,}, d={d}, D={D:,}, forward + backward"
-    show(title, ["", "median", "of GramHead's time", "memory beyond weights and gradient, of the logits"], table)
+    header = ["", "median", "of GramHead's time", "quartiles", "memory beyond weights and gradient, of the logits"]
+    show(Table(title, header, table))
     return rows

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.steps import FactoredStep, Row, batches
-from benchmarks.timing import RESULTS, Work, interleaved, readable, show
+from benchmarks.timing import RESULTS, Work, interleaved, time_cells
+from spherical_loss.experiments.table import Table, show
 
 SWEEPS = {"D": [10**4, 10**5, 10**6, 10**7], "N": [16, 64, 256, 1024, 4096], "d": [64, 128, 256, 512, 1024]}
 BASE = {"N": 250, "d": 300, "D": 100_000}
@@ -27,11 +28,8 @@ def sweep(name: str, values: list[int]) -> list[Row]:
     exponent = statistics.linear_regression([math.log(v) for v in times], [math.log(t.median) for t in times.values()]).slope
     title = f"FactoredHead: step time against {name} ({others(name)}); fitted exponent {exponent:.2f}"
     least = min(t.median for t in times.values())
-    table = [
-        [f"{v:,}", readable(t.median), f"{readable(t.low)} .. {readable(t.high)}", f"{t.median / least:.2f}x"]
-        for v, t in times.items()
-    ]
-    show(title, [name, "median", "quartiles", "of the least"], table)
+    table = [[f"{v:,}", *time_cells(t), f"{t.median / least:.2f}x"] for v, t in times.items()]
+    show(Table(title, [name, "median", "quartiles", "of the least"], table))
     return [{"sweep": name, **BASE, name: v, "seconds": t, "exponent": exponent} for v, t in times.items()]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.timing import Work, interleaved, readable, show, with_spread
+from benchmarks.timing import Work, interleaved, ratio_cells, readable
 from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
 from spherical_loss.experiments.models.language_model import HEADS, LanguageModel, language_optimizer
+from spherical_loss.experiments.table import Table, show
 from spherical_loss.experiments.training.settings import LanguageSettings
 from spherical_loss.experiments.training.tasks import RATES
 
@@ -81,11 +82,11 @@ def run() -> list[dict[str, Any]]:
             f"{row['d']}",
             readable(row["dense"].median),
             readable(row["ours"].median),
-            with_spread(row["ratio"]),
+            *ratio_cells(row["ratio"]),
             f"{row['goal']:.0f}x",
         ]
         for row in rows
     ]
     title = f"Language model, N={N}, D={D:,}: factored head with Taylor softmax against dense softmax, both with exact SGD"
-    show(title, ["", "hidden units", "dense softmax", "factored", "ratio", "to reach"], table)
+    show(Table(title, ["", "hidden units", "dense softmax", "factored", "ratio", "quartiles", "to reach"], table))
     return rows

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.timing import Work, interleaved, peak_memory, readable, show, with_spread
+from benchmarks.timing import Work, interleaved, peak_memory, ratio_cells, time_cells
 from spherical_loss import TaylorSoftmaxLoss
+from spherical_loss.experiments.table import Table, show
 
 REFERENCE = "F.cross_entropy"
 # N, D, repetitions, and those of the peers' round: at the largest size a loss of entmax takes 15 seconds.
@@ -93,13 +94,12 @@ def compare(N: int, D: int, repeats: int, peer_repeats: int) -> list[dict[str, A
             large = logits.nbytes > 2**24  # smaller amounts cannot be measured
             memory = peak_memory(work[name], warm=True) / logits.nbytes if large else None
             rows.append({"N": N, "D": D, "name": name, "seconds": t, "speed": speed, "memory": memory})
-            quartiles = f"{readable(t.low)} .. {readable(t.high)}"
             share = "" if memory is None else f"{memory:.2f}"
-            table.append([name, readable(t.median), quartiles, with_spread(speed), share])
+            table.append([name, *time_cells(t), *ratio_cells(speed), share])
     goal, goal_overwriting = TARGETS[N, D]
     goals = f"to reach: {goal:.2f}x" + (f", overwriting {goal_overwriting:.1f}x" if goal_overwriting else "")
-    header = ["", "median", "quartiles", "speed", "memory beyond the logits, of theirs"]
-    show(f"Losses at N={N:,}, D={D:,}, forward + backward ({goals})", header, table)
+    header = ["", "median", "quartiles", "speed", "quartiles", "memory beyond the logits, of theirs"]
+    show(Table(f"Losses at N={N:,}, D={D:,}, forward + backward ({goals})", header, table))
     return rows
 
 

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.timing import Work, interleaved, readable, show, with_spread
+from benchmarks.timing import Work, interleaved, ratio_cells, readable
 from spherical_loss.experiments.data.images import Images
 from spherical_loss.experiments.models import image_networks as models
 from spherical_loss.experiments.models.loss_names import make_loss
+from spherical_loss.experiments.table import Table, show
 
 Row = dict[str, Any]
 
@@ -98,11 +99,11 @@ def run(repeats: int = 30) -> list[Row]:
             r["loss"],
             readable(r["plain"].median),
             readable(r["engine"].median),
-            with_spread(r["ratio"]),
+            *ratio_cells(r["ratio"]),
             f"{r['data_share']:.2%}",
         ]
         for r in results
     ]
     title = f"MNIST training step, batch {BATCH} (to reach: ratio 1, data 5%)"
-    show(title, ["", "plain script", "engine", "ratio", "data / step"], table)
+    show(Table(title, ["", "plain script", "engine", "ratio", "quartiles", "data / step"], table))
     return results

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks import crossover, word_capacity
 from benchmarks.language_step import PART_NAMES
 from benchmarks.quality import page as quality_page
 from benchmarks.steps import Row
-from benchmarks.timing import RESULTS, readable, with_spread
+from benchmarks.timing import RESULTS, ratio_cells, readable, time_cells
 from spherical_loss.experiments.results.paper import TABLES
+from spherical_loss.experiments.table import Table, markdown
 
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "ptb": 10_000, "one-billion-word": 10_000}
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
+def untitled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown on a page that says itself what the table is about."""
+    return markdown(Table("", header, rows))
 
 
 def code(name: str) -> str:
@@ -32,7 +36,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
         **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("benchmarks.md", "quality"): quality(stored("quality-time")),
-        ("how/many-classes.md", "capacity"): markdown(word_capacity.HEADER, word_capacity.table(stored("capacity"))),
+        ("how/many-classes.md", "capacity"): markdown(replace(word_capacity.table(stored("capacity")), title="")),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
         ("limits.md", "refactoring"): refactoring(measured),
@@ -46,7 +50,7 @@ def stored(name: str) -> Any:
 
 def crossovers(crossings: list[Row]) -> str:
     threads = "one thread" if crossings[0]["threads"] == 1 else f"{crossings[0]['threads']} threads"
-    return f"On {threads}:\n\n{markdown(crossover.HEADER, crossover.table(crossings))}"
+    return f"On {threads}:\n\n{markdown(replace(crossover.table(crossings), title=''))}"
 
 
 def paper() -> str:
@@ -65,7 +69,7 @@ def paper() -> str:
                 cells.append(f"{100 * row.error.mean:.3g}%" if row.error else "")
         metric = "perplexity (top-10 error)" if "%)" in cells[0] else "error"
         rows.append([str(table.number), table.title.split(", each")[0], f"{CLASSES[table.task]:,}", metric, *cells])
-    return markdown(["table", "data", "classes", "measured", "softmax", "spherical", "Taylor"], rows)
+    return untitled(["table", "data", "classes", "measured", "softmax", "spherical", "Taylor"], rows)
 
 
 def gain(crossings: list[Row], N: int = 250) -> str:
@@ -76,7 +80,7 @@ def gain(crossings: list[Row], N: int = 250) -> str:
         (row["D"], row["d"]): f"{row['dense'][0] / row['factored'][0]:.1f}x ({row['D'] / (4 * row['d']):.1f})" for row in rows
     }
     table = [[f"{D:,}", *(cells.get((D, d), "") for d in sizes)] for D in sorted({row["D"] for row in rows})]
-    return markdown(["gain (D / 4d)", *(f"d={d}" for d in sizes)], table)
+    return untitled(["gain (D / 4d)", *(f"d={d}" for d in sizes)], table)
 
 
 def refactoring(measured: dict[str, Any]) -> str:
@@ -96,7 +100,7 @@ def small(rows: list[Row]) -> str:
     here = [row for row in rows if (row["N"], row["D"]) == (N, D) and row["name"] != "memory copy"]
     reference = next(row for row in here if row["name"] == "F.cross_entropy")
     cells = [[code(r["name"]), readable(r["seconds"][0]), f"{r['seconds'][0] / reference['seconds'][0]:.2g}"] for r in here]
-    return markdown([f"{N} x {D} logits, forward + backward", "median", "times `F.cross_entropy`"], cells)
+    return untitled([f"{N} x {D} logits, forward + backward", "median", "times `F.cross_entropy`"], cells)
 
 
 def side_by_side(rows: list[Row]) -> str:
@@ -106,12 +110,10 @@ def side_by_side(rows: list[Row]) -> str:
         here = [row for row in rows if row["size"] == size]
         ours = here[0]
         cells = [contender(row) for row in here]
+        title = f"{size[0].upper()}{size[1:]}: N={ours['N']:,}, d={ours['d']}, D={ours['D']:,}"
+        header = ["a training step", "", "median", "quartiles", "of ours", "quartiles", "memory beyond the weights"]
         parts.append(
-            f"**{size[0].upper()}{size[1:]}: N={ours['N']:,}, d={ours['d']}, D={ours['D']:,}**\n\n"
-            + markdown(
-                ["a training step", "", "median (quartiles)", "of FactoredHead's", "memory beyond the weights"],
-                cells,
-            )
+            markdown(Table(title, header, cells))
             + f"\n\nFactoredHead: its matrix products at the speed of a large one would take "
             f"{ours['of_matmul']:.0%} of its time, its memory traffic at the speed of a large copy {ours['of_copy']:.0%}."
         )
@@ -120,12 +122,11 @@ def side_by_side(rows: list[Row]) -> str:
 
 def contender(row: Row) -> list[str]:
     if row["memory"] is None:
-        return [row["name"], row["kind"], "needs a newer torch", "", ""]
+        return [row["name"], row["kind"], "needs a newer torch", "", "", "", ""]
     if row["seconds"] is None:
-        return [row["name"], row["kind"], "does not fit", "", f"{row['memory'] / 1e9:.3g} GB at least"]
-    median, low, high = (readable(t) for t in row["seconds"])
+        return [row["name"], row["kind"], "does not fit", "", "", "", f"{row['memory'] / 1e9:.3g} GB at least"]
     memory = f"{row['memory'] / 1e6:,.0f} MB"
-    return [row["name"], row["kind"], f"{median} ({low} to {high})", with_spread(row["ratio"]), memory]
+    return [row["name"], row["kind"], *time_cells(row["seconds"]), *ratio_cells(row["ratio"]), memory]
 
 
 def growth(rows: list[Row]) -> str:
@@ -135,34 +136,31 @@ def growth(rows: list[Row]) -> str:
         here = [row for row in rows if row["sweep"] == name]
         times = ", ".join(f"{row[name]:,}: {readable(row['seconds'][0])}" for row in here)
         cells.append([name, times, f"{here[0]['exponent']:.2f}"])
-    return markdown(["against", "time of a step", "exponent"], cells)
+    return untitled(["against", "time of a step", "exponent"], cells)
 
 
 def language(rows: list[Row]) -> str:
     cells = [
-        [PART_NAMES[r["part"]], str(r["d"]), readable(r["dense"][0]), readable(r["ours"][0]), with_spread(r["ratio"])]
+        [PART_NAMES[r["part"]], str(r["d"]), readable(r["dense"][0]), readable(r["ours"][0]), *ratio_cells(r["ratio"])]
         for r in rows
     ]
-    return markdown(["", "hidden units", "dense softmax", "FactoredHead, Taylor softmax", "ratio (quartiles)"], cells)
+    return untitled(["", "hidden units", "dense softmax", "FactoredHead, Taylor softmax", "ratio", "quartiles"], cells)
 
 
 def adaptive(rows: list[Row]) -> str:
     """Steps and scores of AdaptiveSphericalSoftmax beside others; a ratio is how many times longer the other takes."""
     work = {"step": "a training step", "scores": "scores of all targets of a batch"}
     cells = [
-        [work[r["part"]], r["name"], readable(r["seconds"][0]), readable(r["ours"][0]), with_spread(r["ratio"])]
+        [work[r["part"]], r["name"], readable(r["seconds"][0]), readable(r["ours"][0]), *ratio_cells(r["ratio"])]
         for r in rows
         if r["part"] in work
     ]
     by_D = ", ".join(f"{r['D']:,}: {readable(r['seconds'][0])}" for r in rows if r["part"] == "growth")
-    header = ["", "instead of", "takes", "AdaptiveSphericalSoftmax", "ratio (quartiles)"]
-    return f"{markdown(header, cells)}\n\nA step against D: {by_D}."
+    header = ["", "instead of", "takes", "AdaptiveSphericalSoftmax", "ratio", "quartiles"]
+    return f"{untitled(header, cells)}\n\nA step against D: {by_D}."
 
 
 def quality(parts: dict[str, Any]) -> str:
     """A table for every vocabulary: the contenders after the same time."""
-    tables = (
-        f"**{quality_page.title(part)}**\n\n{markdown(quality_page.HEADER, quality_page.table(part))}"
-        for part in parts.values()
-    )
-    return "\n\n".join(tables)
+    tables = (Table(quality_page.title(part), quality_page.HEADER, quality_page.table(part)) for part in parts.values())
+    return "\n\n".join(markdown(table) for table in tables)

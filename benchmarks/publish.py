@@ -11,12 +11,12 @@ from typing import Any
 
 from benchmarks import pages, scale
 from benchmarks.loss_speed import REFERENCE
-from benchmarks.pages import markdown
 from benchmarks.parts import PARTS
 from benchmarks.quality import page as quality_page
 from benchmarks.summary import FACTORED_GOALS
-from benchmarks.timing import RESULTS, readable, with_spread
+from benchmarks.timing import RESULTS, ratio_cells, readable, time_cells
 from spherical_loss.experiments.files.marks import replace_marked
+from spherical_loss.experiments.table import Table, markdown
 
 ROOT = RESULTS.parent
 
@@ -26,12 +26,15 @@ def speed(row: dict[str, Any], key: str = "seconds") -> str:
 
 
 def losses_table(rows: list[dict[str, Any]]) -> str:
-    """Forward and backward, as multiples of the speed of F.cross_entropy."""
+    """A table for every size: forward and backward pass, as multiples of the speed of F.cross_entropy."""
     sizes = list(dict.fromkeys((row["N"], row["D"]) for row in rows))
     names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: name != REFERENCE)  # which comes first
-    cells = {(row["name"], row["N"], row["D"]): f"{speed(row)}: {with_spread(row['speed'])}" for row in rows}
-    table = [[pages.code(name), *(cells[name, N, D] for N, D in sizes)] for name in names]
-    return markdown(["forward + backward", *(f"{N:,} x {D:,}" for N, D in sizes)], table)
+    cells = {(row["name"], row["N"], row["D"]): [*time_cells(row["seconds"]), *ratio_cells(row["speed"])] for row in rows}
+    header = ["forward + backward", "median", "quartiles", "speed", "quartiles"]
+    tables = (
+        Table(f"{N:,} x {D:,} logits", header, [[pages.code(name), *cells[name, N, D]] for name in names]) for N, D in sizes
+    )
+    return "\n\n".join(markdown(table) for table in tables)
 
 
 def heads_table(gram: list[dict[str, Any]], steps: list[dict[str, Any]]) -> str:
@@ -45,7 +48,7 @@ def heads_table(gram: list[dict[str, Any]], steps: list[dict[str, Any]]) -> str:
     for row in steps:
         if row["size"] == "word model" and row["seconds"] and row["name"] in FACTORED_GOALS:
             table.append(compared(row, f"FactoredHead: {speed(row, 'ours')}"))
-    return markdown(["size", "instead of", "takes", "ours", "ratio (quartiles)"], table)
+    return pages.untitled(["size", "instead of", "takes", "ours", "ratio", "quartiles"], table)
 
 
 def headline(measured: dict[str, Any]) -> str:
@@ -56,10 +59,12 @@ def headline(measured: dict[str, Any]) -> str:
         ("FactoredHead", word_model["sampled softmax, 1,024 negatives"]),
         ("GramHead", next(row for row in measured["gram"] if row["name"] == "F.linear + F.cross_entropy")),
     ]
-    table = [[f"`{ours}`", row["name"], size_of(row), with_spread(row["ratio"])] for ours, row in rows]
+    table = [[f"`{ours}`", row["name"], size_of(row), *ratio_cells(row["ratio"])] for ours, row in rows]
     loss = next(row for row in measured["losses"] if row["name"] == "TaylorSoftmaxLoss")
-    table.append(["`TaylorSoftmaxLoss`", f"`{REFERENCE}`", f"{loss['N']:,} x {loss['D']:,} logits", with_spread(loss["speed"])])
-    return markdown(["a training step of", "instead of", "at", "is faster by"], table)
+    table.append(
+        ["`TaylorSoftmaxLoss`", f"`{REFERENCE}`", f"{loss['N']:,} x {loss['D']:,} logits", *ratio_cells(loss["speed"])]
+    )
+    return pages.untitled(["a training step of", "instead of", "at", "is faster by", "quartiles"], table)
 
 
 def size_of(row: dict[str, Any]) -> str:
@@ -67,7 +72,7 @@ def size_of(row: dict[str, Any]) -> str:
 
 
 def compared(row: dict[str, Any], ours: str) -> list[str]:
-    return [size_of(row), row["name"], speed(row), ours, with_spread(row["ratio"])]
+    return [size_of(row), row["name"], speed(row), ours, *ratio_cells(row["ratio"])]
 
 
 def stored_figures() -> dict[str, Any]:
@@ -88,7 +93,7 @@ def generated(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
         ("README.md", "headline"): headline(measured),
         ("docs/benchmarks.md", "losses"): losses_table(measured["losses"]),
         ("docs/benchmarks.md", "heads"): heads_table(measured["gram"], measured["side-by-side"]),
-        ("docs/scale.md", "scale"): f"{scale.title(options)}:\n\n{markdown(scale.HEADER, scale.table(options))}",
+        ("docs/scale.md", "scale"): markdown(scale.table(options)),
         **{(f"docs/{page}", name): text for (page, name), text in pages.tables(measured).items()},
     }
 

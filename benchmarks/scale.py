@@ -13,7 +13,8 @@ import json
 from typing import NamedTuple
 
 from benchmarks.steps import step_flops
-from benchmarks.timing import RESULTS, readable, show
+from benchmarks.timing import RESULTS, readable
+from spherical_loss.experiments.table import Table, show
 
 
 class Step(NamedTuple):
@@ -70,10 +71,10 @@ def parser_of_options() -> argparse.ArgumentParser:
 
 def main() -> None:
     options = parser_of_options().parse_args()
-    show(title(options), HEADER, table(options))
+    show(table(options))
 
 
-def table(options: argparse.Namespace) -> list[list[str]]:
+def table(options: argparse.Namespace) -> Table:
     efficiency, rows = measured_efficiency(), []
     for D in (10**8, 10**9):
         for ranks in (8, 64, 512):
@@ -81,7 +82,7 @@ def table(options: argparse.Namespace) -> list[list[str]]:
             name, memory = f"10^{len(str(D)) - 1}", f"{s.memory / 2**30:.1f} GiB"
             times = [readable(t) for t in (s.compute, s.network, s.compute + s.network)]
             rows.append([name, str(ranks), f"{s.rows:,}", memory, f"{s.exchanged / 2**20:,.0f} MiB", *times])
-    return rows
+    return Table(title(options), HEADER, rows)
 
 
 def title(options: argparse.Namespace) -> str:

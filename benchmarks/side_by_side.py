@@ -23,11 +23,11 @@ from benchmarks.timing import (
     interleaved,
     matmul_rate,
     peak_memory,
-    readable,
-    show,
-    with_spread,
+    ratio_cells,
+    time_cells,
 )
 from spherical_loss import GramHead
+from spherical_loss.experiments.table import Table, show
 
 Size = tuple[int, int, int]
 
@@ -129,7 +129,8 @@ def run() -> list[Row]:
         found = compared(size, N, d, D)
         rows += found
         title = f"A training step, {size}: N={N:,}, d={d}, D={D:,}"
-        show(title, ["", "", "median", "quartiles", "of ours", "memory beyond the weights"], [cells(row) for row in found])
+        header = ["", "", "median", "quartiles", "of ours", "quartiles", "memory beyond the weights"]
+        show(Table(title, header, [cells(row) for row in found]))
         print(f"  ours: {found[0]['of_matmul']:.0%} of the time would be matrix products at the speed of a large one, ", end="")
         print(f"{found[0]['of_copy']:.0%} memory traffic at the speed of a copy")
     return rows
@@ -139,7 +140,5 @@ def cells(row: Row) -> list[str]:
     memory = "" if row["memory"] is None else f"{row['memory'] / 1e6:,.0f} MB"
     if row["seconds"] is None:
         why = "does not fit" if row["memory"] else "needs a newer torch"
-        return [row["name"], row["kind"], why, "", "", memory]
-    t = row["seconds"]
-    quartiles = f"{readable(t.low)} .. {readable(t.high)}"
-    return [row["name"], row["kind"], readable(t.median), quartiles, with_spread(row["ratio"]), memory]
+        return [row["name"], row["kind"], why, "", "", "", memory]
+    return [row["name"], row["kind"], *time_cells(row["seconds"]), *ratio_cells(row["ratio"]), memory]

@@ -7,9 +7,10 @@ from typing import Any
 
 from benchmarks.language_step import PART_NAMES
 from benchmarks.steps import WORD_MODEL
-from benchmarks.timing import show, with_spread
+from benchmarks.timing import ratio_cells
+from spherical_loss.experiments.table import Table, show
 
-Line = tuple[str, str, str]
+Line = tuple[str, str, str, str]
 
 GRAM_GOALS = {8192: 20.0, 2048: 6.0}  # by N
 FACTORED_GOALS = {
@@ -28,7 +29,7 @@ MEMORY, GROWTH, REFACTORING = 0.1, 1.15, 0.1
 
 def print_summary(measured: dict[str, Any]) -> None:
     if lines := list(summary(measured)):
-        show("All ratios of the heads", ["", "measured", "to reach"], [list(line) for line in lines])
+        show(Table("All ratios of the heads", ["", "measured", "quartiles", "to reach"], lines))
 
 
 def summary(measured: dict[str, Any]) -> Iterator[Line]:
@@ -38,26 +39,29 @@ def summary(measured: dict[str, Any]) -> Iterator[Line]:
             yield (
                 f"GramHead's memory beyond weights and gradient, of the logits ({size})",
                 f"{row['memory']:.1%}",
+                "",
                 f"{MEMORY:.0%} at most",
             )
         else:
-            yield f"{row['name']} / GramHead ({size})", with_spread(row["ratio"]), f"{GRAM_GOALS[row['N']]:g}x"
+            yield f"{row['name']} / GramHead ({size})", *ratio_cells(row["ratio"]), f"{GRAM_GOALS[row['N']]:g}x"
     for row in measured.get("side-by-side", []):
         if row["size"] == "word model" and row["name"] in FACTORED_GOALS and row["ratio"] is not None:
             size, goal = f"N={row['N']}, d={row['d']}, D={row['D']:,}", FACTORED_GOALS[row["name"]]
-            yield f"{row['name']} / FactoredHead ({size})", with_spread(row["ratio"]), f"{goal:,g}x"
+            yield f"{row['name']} / FactoredHead ({size})", *ratio_cells(row["ratio"]), f"{goal:,g}x"
     for row in measured.get("adaptive", []):
         if (compared := (row["part"], row.get("name"))) in ADAPTIVE_GOALS:
             size, what = f"N={row['N']}, d={row['d']}, D={row['D']:,}", "" if row["part"] == "step" else ", scores"
             reach = f"{ADAPTIVE_GOALS[compared]:.3g}x"
-            yield f"{row['name']} / AdaptiveSphericalSoftmax{what} ({size})", with_spread(row["ratio"]), reach
+            yield f"{row['name']} / AdaptiveSphericalSoftmax{what} ({size})", *ratio_cells(row["ratio"]), reach
     for row in measured.get("refactoring", []):
         N, d, D = WORD_MODEL
-        yield f"share of the time for refactoring (N={N}, d={d}, D={D:,})", f"{row['share']:.1%}", f"{REFACTORING:.0%} at most"
+        what = f"share of the time for refactoring (N={N}, d={d}, D={D:,})"
+        yield what, f"{row['share']:.1%}", "", f"{REFACTORING:.0%} at most"
     if by_D := {row["D"]: row["seconds"][0] for row in measured.get("growth", []) if row["sweep"] == "D"}:
         spread = max(by_D.values()) / min(by_D.values())
-        yield f"FactoredHead: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}", f"{spread:.2f}x", f"{GROWTH}x at most"
+        what = f"FactoredHead: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}"
+        yield what, f"{spread:.2f}x", "", f"{GROWTH}x at most"
     for row in measured.get("language", []):
         part = PART_NAMES[row["part"]]
         size = f"N={row['N']}, d={row['d']}, D={row['D']:,}"
-        yield f"language model, {part}: dense softmax / factored ({size})", with_spread(row["ratio"]), f"{row['goal']:g}x"
+        yield f"language model, {part}: dense softmax / factored ({size})", *ratio_cells(row["ratio"]), f"{row['goal']:g}x"

@@ -107,26 +107,25 @@ def copy_rate(n: int = 2**26, repeats: int = 10) -> float:
     return 8 * n / interleaved({"copy": lambda: b.copy_(a)}, repeats)["copy"].spread.median
 
 
-def show(title: str, header: list[str], rows: list[list[str]]) -> None:
-    """A plain table, aligned."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    print(f"\n{title}")
-    for row in (header, ["-" * w for w in widths], *rows):
-        print(
-            "  "
-            + "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        )
-
-
 def factor(value: float) -> str:
     """A ratio: three digits, and no exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def with_spread(ratio: Sequence[float]) -> str:
-    """A ratio and its quartiles, such as ``39.2x (38.1 to 41.7)``."""
+def ratio_cells(ratio: Sequence[float]) -> tuple[str, str]:
+    """A ratio, and its quartiles: two cells of a table.
+
+    >>> ratio_cells((39.21, 38.06, 41.7)), ratio_cells((1.0, 1.0, 1.0))
+    (('39.2x', '38.1 to 41.7'), ('1x', ''))
+    """
     median, low, high = (factor(x) for x in ratio)
-    return f"{median}x ({low} to {high})" if low != high else f"{median}x"
+    return f"{median}x", f"{low} to {high}" if low != high else ""
+
+
+def time_cells(seconds: Sequence[float]) -> tuple[str, str]:
+    """A time, and its quartiles: two cells of a table."""
+    median, low, high = (readable(t) for t in seconds)
+    return median, f"{low} to {high}" if low != high else ""
 
 
 def readable(seconds: float) -> str:

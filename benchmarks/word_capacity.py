@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks.timing import RESULTS, show
+from benchmarks.timing import RESULTS
 from spherical_loss.capacity import best_perplexity
 from spherical_loss.experiments.data.corpora import imdb, load, ptb
+from spherical_loss.experiments.table import Table, show
 from spherical_loss.experiments.training.settings import LanguageSettings
 
 SIZES = (64, 128, 300, 1_000, 3_000)
-HEADER = ["text", "words", *(f"d = {d:,}" for d in SIZES)]
 
 
 def measured() -> list[dict[str, Any]]:
@@ -28,14 +28,15 @@ def measured() -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [[row["text"], f"{row['words']:,}", *(f"{row['perplexity'][str(d)]:.2g}" for d in SIZES)] for row in rows]
+def table(rows: list[dict[str, Any]]) -> Table:
+    cells = [[row["text"], f"{row['words']:,}", *(f"{row['perplexity'][str(d)]:.2g}" for d in SIZES)] for row in rows]
+    return Table("The best possible perplexity", ["text", "words", *(f"d = {d:,}" for d in SIZES)], cells)
 
 
 def main() -> None:
     rows = measured()
     (RESULTS / "capacity.json").write_text(json.dumps(rows, indent=1) + "\n")
-    show("The best possible perplexity", HEADER, table(rows))
+    show(table(rows))
 
 
 if __name__ == "__main__":

@@ -22,4 +22,4 @@ def test_side_by_side_has_a_row_for_every_contender(monkeypatch: pytest.MonkeyPa
     rows = side_by_side.compared("small", 16, 8, 3000, seconds=0.0)
     missing = [row for row in rows if row["seconds"] is None]
     assert [row["name"] for row in missing] == ["dense + cross-entropy + SGD", "F.linear_cross_entropy + SGD"]
-    assert side_by_side.cells(missing[0])[2:] == ["does not fit", "", "", "1 MB"]
+    assert side_by_side.cells(missing[0])[2:] == ["does not fit", "", "", "", "1 MB"]

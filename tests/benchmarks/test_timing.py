@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.timing import Times, interleaved, peak_memory, with_spread
+from benchmarks.timing import Times, interleaved, peak_memory, ratio_cells
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -14,9 +14,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     quick.rounds = [[1.0, 1.0, 4.0], [10.0, 20.0, 30.0], [2.0, 2.0, 2.0]]
     assert slow.over(quick) == (4.0, 4.0, 4.5)
     assert quick.spread == (2.0, 2.0, 10.0)
-    assert with_spread(slow.over(quick)) == "4x (4 to 4.5)"
-    assert with_spread((1082.4, 1000.2, 1100.9)) == "1,082x (1,000 to 1,101)"
-    assert with_spread((1.0, 1.0, 1.0)) == "1x"
+    assert ratio_cells(slow.over(quick)) == ("4x", "4 to 4.5")
+    assert ratio_cells((1082.4, 1000.2, 1100.9)) == ("1,082x", "1,000 to 1,101")
 
 
 def test_contenders_take_turns() -> None:

@@ -24,10 +24,9 @@ import spherical_loss
 from spherical_loss.experiments.errors import UsageError, UserError, choose
 from spherical_loss.experiments.options import Collect, Compare, CompareHeads, Get, Options, Report, Tune, TuneHead
 from spherical_loss.experiments.results.paper import TABLES
+from spherical_loss.experiments.table import output_console
 from spherical_loss.experiments.training.settings import LanguageSettings, Settings
 from spherical_loss.experiments.training.tasks import TASKS
-
-FILE_WIDTH = 400  # columns, where the output is a file or a pipe: room for every table
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     rank = int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None  # of several processes, under torchrun
     silent = bool(rank)
-    console, errors = new_console(silent), Console(stderr=True, quiet=silent)
+    console, errors = output_console(silent), Console(stderr=True, quiet=silent)
     tell = partial(errors.print, style="red", markup=False, highlight=False, soft_wrap=True)
     try:
         if list(arguments) == ["--version"]:
@@ -269,15 +268,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"spherical-loss: {'' if rank is None else f'rank {rank}: '}{explain(error)}")
         return 1
     return 0
-
-
-def new_console(silent: bool) -> Console:
-    """As wide as the terminal or COLUMNS; a file or a pipe has room for every table."""
-    console = Console(quiet=silent)
-    if console.is_terminal and not silent:
-        return console
-    columns = os.environ.get("COLUMNS", "")
-    return Console(width=int(columns) if columns.isdigit() else FILE_WIDTH, quiet=silent, force_terminal=False)
 
 
 if __name__ == "__main__":

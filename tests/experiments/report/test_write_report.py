@@ -23,6 +23,7 @@ from spherical_loss.experiments.report.pictures import learning_curves, tuning_p
 from spherical_loss.experiments.results.paper import TABLES
 from spherical_loss.experiments.results.selection import differences, group_of, table_group, table_groups
 from spherical_loss.experiments.results.store import StoredRun, run_of
+from spherical_loss.experiments.table import Table
 from tests.experiments.results.stores import diverged_line, full_store, image_line, study, text_line, with_pruned
 
 Line = dict[str, Any]
@@ -79,6 +80,10 @@ def test_claims_across_tables_need_the_same_conditions() -> None:
     assert claim(longer, text)[2] == "undecided"
 
 
+def cells(table: Table) -> tuple[list[str], list[list[str]]]:
+    return list(table.header), [list(row) for row in table.rows]
+
+
 def test_what_was_scaled_down_stands_in_the_row() -> None:
     lines = [
         *errors("softmax", 0.2, 0.21, task="cifar10", width=16, weight_decay=5e-4),
@@ -87,7 +92,7 @@ def test_what_was_scaled_down_stands_in_the_row() -> None:
     table = TABLES["cifar10"]
     groups = table_groups("cifar10", runs_of(*lines))
     assert len(groups) == 2  # without weight decay: other conditions
-    headings, rows = report.table_cells(groups[0], table)
+    headings, rows = cells(report.group_table("Title", groups[0], table))
     assert headings[:6] == ["loss function", "runs", "error %", "paper", "95% interval", "scaled down"]
     softmax = rows[0]
     assert softmax[:2] == ["Log softmax", "2"]
@@ -222,10 +227,10 @@ def test_bounds() -> None:
     lines = [text_line(loss, seed, 900.0 + 10 * seed, task="bounds") for loss in ("softmax", "bound") for seed in (0, 1)]
     group = questions.bound_group(runs_of(*lines))
     assert group is not None
-    headings, rows = questions.bounds_cells(group)
+    headings, rows = cells(questions.bounds_table(group))
     assert headings[1:] == ["learning rate", "runs", "at the start", "after epoch 1", "after epoch 2", "at its best"]
     assert rows[1] == ["Bound of log softmax", "0.3", "2", "700 (0)", "1358 (10.61)", "905 (7.071)", "905 (7.071)"]
-    (row,) = questions.bounds_claims(group)[1]
+    (row,) = questions.bounds_claims(group).rows
     assert row[1:3] == ["confirmed", "205"]  # 900 - 700 and 910 - 700
     assert "700 at the start, 905 at best, 905 after the last epoch" in questions.bounds_picture(group).alternative
     assert report.claim_rows(runs_of(*lines), {})[-1][1:3] == ["text", "confirmed"]
@@ -261,7 +266,7 @@ def test_gap_to_the_softmax() -> None:
         ("taylor", D, metric, 2) for D in (100, 1000) for metric in ("perplexity", "top10")
     ]
     assert [gap.mean for gap in gaps] == pytest.approx([1.1, 0, 2.0, 0])
-    _, rows = questions.gap_cells(gaps)
+    rows = questions.gap_table("Title", gaps).rows
     assert rows[1][:5] == ["Log Taylor softmax", "1,000", "2", "2", "2 to 2"]
     picture = questions.gap_picture("text", gaps)
     assert "1.1 at 100 classes, 2 at 1,000 classes" in picture.alternative
@@ -294,10 +299,10 @@ def test_tiers() -> None:
     lines = [text_line(loss, seed, p + seed, head=head) for loss, (head, p) in values.items() for seed in (0, 1, 2)]
     runs = runs_of(*lines, *(text_line("taylor", seed, 120.0 + 2 * seed, head="tiered") for seed in (0, 1, 2)))
     (group,) = questions.tier_groups(runs)
-    _, ((*_, softmax, single, tiers, closed),) = questions.tier_cells(group)
+    ((*_, softmax, single, tiers, closed),) = questions.tier_table("Title", group).rows
     assert [softmax, single, tiers] == ["101 (1)", "151 (1)", "122 (2)"]
     assert closed == "58%"  # 29 of 50
-    _, (better, gap) = questions.tier_tests(group)
+    better, gap = questions.tier_tests("Title", group).rows
     assert better[:3] == ["Log Taylor softmax: tiers beat one rate", "confirmed", "29"]
     assert gap[:3] == ["Log softmax beats Log Taylor softmax with tiers", "confirmed", "21"]
     section = report.tiers_section(runs)
@@ -312,7 +317,7 @@ def test_equal_time() -> None:
     lines = [
         text_line(loss, 0, 100.0, task="imdb", vocabulary="full", seconds=s) for loss, s in (("taylor", 10.0), ("new", 15.0))
     ]
-    headings, rows = questions.equal_time_cells(group_of(runs_of(*lines)))
+    headings, rows = cells(questions.equal_time_table("Title", group_of(runs_of(*lines))))
     assert headings[2] == "perplexity after 20 s"
     # The longer run has validations after 15 s (150, 50%) and 30 s (100, 45%): 20 s are a third of the way.
     assert sorted(rows) == [

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from spherical_loss.experiments.report import page, questions
+from spherical_loss.experiments.report import questions
 from spherical_loss.experiments.results.paper import TABLES, Claim
 from spherical_loss.experiments.results.selection import counterpart, table_groups
 from spherical_loss.experiments.results.store import StoredRun
 from spherical_loss.experiments.results.tables import claim_row, compared_runs, undecided_row
+from spherical_loss.experiments.table import VERDICTS
 
 
 def claim_rows(runs: Sequence[StoredRun], missing: dict[str, str]) -> list[list[str]]:
@@ -21,7 +22,7 @@ def claim_rows(runs: Sequence[StoredRun], missing: dict[str, str]) -> list[list[
             row, epochs = tested(claim, name, runs) or untested
             found.append([row[0], str(table.number), *row[1:], epochs])
     if (bounds := questions.bound_group(runs)) is not None:
-        found += [[row[0], "text", *row[1:], epochs_text(bounds.runs)] for row in questions.bounds_claims(bounds)[1]]
+        found += [[row[0], "text", *row[1:], epochs_text(bounds.runs)] for row in questions.bounds_claims(bounds).rows]
     return found
 
 
@@ -47,4 +48,4 @@ def epochs_text(runs: Sequence[StoredRun]) -> str:
 
 def verdict_counts(rows: Sequence[Sequence[str]]) -> str:
     counts = Counter(row[2] for row in rows)
-    return f"Of {len(rows)} claims of the paper, " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in page.VERDICTS)
+    return f"Of {len(rows)} claims of the paper, " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)

@@ -1,4 +1,4 @@
-"""An HTML page that is one file: sections, tables and pictures, with the style inside, and nothing fetched."""
+"""An HTML page that is one file: sections and pictures, with the style inside, and nothing fetched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from markdown_it import MarkdownIt
 from spherical_loss.experiments.report.pictures import Picture
 
 STYLE = Path(__file__).with_name("report.css")
-WORDY = 24  # characters: a column with a longer cell is text, not figures
-VERDICTS = ("confirmed", "contradicted", "undecided")
 
 
 @dataclass(frozen=True)
@@ -27,35 +25,6 @@ class Section:
 
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
-
-
-def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in its own container, which scrolls if the table is wider than the page."""
-    wordy = [any(len(row[i]) > WORDY for row in rows) for i in range(len(headings))]
-    head = "".join(
-        f'<th scope="col"{text_class(words)}>{escape(title)}</th>' for title, words in zip(headings, wordy, strict=True)
-    )
-    body = ""
-    for first, *others in rows:
-        cells = "".join(cell(text, words) for text, words in zip(others, wordy[1:], strict=True))
-        body += f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>\n'
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">\n<table>\n'
-        f"<caption><span>{escape(caption)}</span></caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>"
-    )
-
-
-def text_class(wordy: bool) -> str:
-    return ' class="text"' if wordy else ""
-
-
-def cell(text: str, wordy: bool = False) -> str:
-    """
-    >>> cell("0.9"), cell("confirmed"), cell("lr < 3", wordy=True)
-    ('<td>0.9</td>', '<td><span class="confirmed">confirmed</span></td>', '<td class="text">lr &lt; 3</td>')
-    """
-    inner = f'<span class="{text}">{text}</span>' if text in VERDICTS else escape(text)
-    return f"<td{text_class(wordy)}>{inner}</td>"
 
 
 def pictures(*found: Picture | None) -> str:

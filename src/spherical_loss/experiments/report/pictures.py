@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from spherical_loss.experiments.report.curves import METRICS, color_of, mean_curve, plot_curves, validations
 from spherical_loss.experiments.report.time_curves import plot_time_curve, time_curve
-from spherical_loss.experiments.results.paper import Table
+from spherical_loss.experiments.results.paper import PaperTable
 from spherical_loss.experiments.results.selection import Group
 from spherical_loss.experiments.results.significance import interval
 from spherical_loss.experiments.results.store import Study
@@ -169,7 +169,7 @@ def time_curves(title: str, group: Group, metrics: Sequence[str]) -> Picture | N
     )
 
 
-def error_bars(title: str, group: Group, table: Table | None, metric: str) -> Picture | None:
+def error_bars(title: str, group: Group, table: PaperTable | None, metric: str) -> Picture | None:
     """The test metric of each loss with its confidence interval, and the paper's with its standard deviation."""
     names = {"error": "test error (%)", "perplexity": "test perplexity", "top10": "test top-10 error (%)"}
     factor = METRICS[metric][1]

@@ -18,7 +18,6 @@ from spherical_loss.experiments.results.significance import interval
 from spherical_loss.experiments.results.store import StoredRun
 from spherical_loss.experiments.results.tables import (
     CLAIM_HEADINGS,
-    Cells,
     Column,
     by_seed,
     label_text,
@@ -27,6 +26,7 @@ from spherical_loss.experiments.results.tables import (
     paired_row,
     significant,
 )
+from spherical_loss.experiments.table import Table
 
 PERPLEXITY = Column("perplexity", "perplexity", digits=4)
 
@@ -49,7 +49,7 @@ def bound_group(runs: Sequence[StoredRun]) -> Group | None:
     return max((group_of(part) for part in grouped(mine)), key=lambda group: len(group.runs), default=None)
 
 
-def bounds_cells(group: Group) -> Cells:
+def bounds_table(group: Group) -> Table:
     """A row per loss: perplexity of the validation set at the start, after each epoch, and at its best."""
     by_label = {label: [perplexities(run) for run in group.runs if run.label == label] for label in group.results}
     epochs = max(len(curve) for curves in by_label.values() for curve in curves) - 1
@@ -61,10 +61,11 @@ def bounds_cells(group: Group) -> Cells:
         best = [min(curve[1:]) for curve in curves]
         rate = f"{group.first(label).settings['lr']:g}"
         rows.append([label_text(label), rate, str(len(curves)), *(mean_text(x, PERPLEXITY) for x in [*columns, best])])
-    return headings, rows
+    title = f"Validation perplexity, mean (standard deviation) over runs; {trained_on(group.runs[0])}"
+    return Table(title, headings, rows)
 
 
-def bounds_claims(group: Group) -> Cells:
+def bounds_claims(group: Group) -> Table:
     """The paper: "Optimizing the bound actually degraded the initial perplexity". Tested after the last epoch."""
     rows = []
     for label in group.results:
@@ -73,7 +74,7 @@ def bounds_claims(group: Group) -> Cells:
             start, last = ({seed: curve[k] for seed, curve in curves.items()} for k in (0, -1))
             text = f"Minimizing the bound degrades the initial perplexity ({label_text(label)})"
             rows.append(paired_row(text, start, last, "perplexity"))
-    return CLAIM_HEADINGS, rows
+    return Table("Does it get worse than at the start, after the last epoch?", CLAIM_HEADINGS, rows)
 
 
 def bounds_picture(group: Group) -> Picture:
@@ -151,7 +152,7 @@ def family_title(family: Sequence[StoredRun]) -> str:
     return f"{family[0].task}, {trained_on(family[0])}"
 
 
-def gap_cells(found: Sequence[Gap]) -> Cells:
+def gap_table(title: str, found: Sequence[Gap]) -> Table:
     headings = ["loss function", "classes", "pairs", GAPS["perplexity"], "95% interval", GAPS["top10"], "95% interval"]
     rows = []
     for label, D in dict.fromkeys((gap.label, gap.D) for gap in found):
@@ -168,7 +169,7 @@ def gap_cells(found: Sequence[Gap]) -> Cells:
             )
             pairs = max(pairs, gap.n if gap else 0)
         rows.append([label_text(label), f"{D:,}", str(pairs), *row])
-    return headings, rows
+    return Table(f"The gap to the softmax: {title}", headings, rows)
 
 
 def gap_picture(title: str, found: Sequence[Gap]) -> Picture:
@@ -232,7 +233,7 @@ def one_rate(group: Group, loss: str) -> dict[int, float]:
     return by_seed(of_loss({k: v for k, v in group.results.items() if k != f"{loss}/tiered"}, loss), "perplexity")
 
 
-def tier_cells(group: Group) -> Cells:
+def tier_table(title: str, group: Group) -> Table:
     """A row per loss that has tiers: softmax's perplexity, the loss's with one rate and with tiers, and how much of the gap to
     softmax the tiers close, of the mean perplexities."""
     softmax = list(by_seed(group.results["softmax"], "perplexity").values())
@@ -242,7 +243,8 @@ def tier_cells(group: Group) -> Cells:
         tiers = list(by_seed(group.results[f"{loss}/tiered"], "perplexity").values())
         means = [statistics.fmean(x) if x else None for x in (softmax, single, tiers)]
         rows.append([label_text(loss), *(mean_text(x, PERPLEXITY) for x in (softmax, single, tiers)), closed_text(*means)])
-    return ["loss function", "softmax", "one rate", "tiers", "of the gap closed"], rows
+    headings = ["loss function", "softmax", "one rate", "tiers", "of the gap closed"]
+    return Table(f"Perplexity with one rate and with tiers: {title}", headings, rows)
 
 
 def closed_text(softmax: float | None, single: float | None, tiers: float | None) -> str:
@@ -255,7 +257,7 @@ def closed_text(softmax: float | None, single: float | None, tiers: float | None
     return f"{(single - tiers) / (single - softmax):.0%}"
 
 
-def tier_tests(group: Group) -> Cells:
+def tier_tests(title: str, group: Group) -> Table:
     softmax, rows = by_seed(group.results["softmax"], "perplexity"), []
     for loss in tiered_losses(group):
         tiers = by_seed(group.results[f"{loss}/tiered"], "perplexity")
@@ -263,10 +265,10 @@ def tier_tests(group: Group) -> Cells:
             paired_row(f"{label_text(loss)}: tiers beat one rate", tiers, one_rate(group, loss), "perplexity"),
             paired_row(f"Log softmax beats {label_text(loss)} with tiers", softmax, tiers, "perplexity"),
         ]
-    return ["question", *CLAIM_HEADINGS[1:]], rows
+    return Table(f"Do tiers close the gap to softmax? {title}", ["question", *CLAIM_HEADINGS[1:]], rows)
 
 
-def equal_time_cells(group: Group) -> Cells:
+def equal_time_table(title: str, group: Group) -> Table:
     """What each loss has reached after the training time of the shortest run, interpolated between two validations; for runs
     that had the machine to themselves."""
     runs = [run for run in group.runs if run.history and run.alone]
@@ -288,7 +290,7 @@ def equal_time_cells(group: Group) -> Cells:
                 f"{statistics.fmean(seconds):,.0f}",
             ]
         )
-    return headings, rows
+    return Table(f"{title}: on the validation set after the same training time", headings, rows)
 
 
 def at_time(run: StoredRun, metric: str, limit: float) -> float | None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from spherical_loss.experiments.report.claims import claim_rows, tested, verdict_counts
-from spherical_loss.experiments.results.paper import TABLES, Claim, Row
+from spherical_loss.experiments.results.paper import TABLES, Claim, PaperRow
 from spherical_loss.experiments.results.selection import table_group, table_groups
 from spherical_loss.experiments.results.store import StoredRun
-from spherical_loss.experiments.results.tables import COLUMNS, Column, by_seed, figure_text, markdown_table, mean_text, of_loss
+from spherical_loss.experiments.results.tables import COLUMNS, Column, by_seed, figure_text, mean_text, of_loss
+from spherical_loss.experiments.table import Table, markdown
 
 SUMMARIZED = {"softmax": "softmax", "taylor": "Taylor softmax", "spherical": "spherical softmax"}
 """The losses of the README's summary, and what they are called there."""
@@ -31,10 +32,10 @@ def summary(runs: Sequence[StoredRun], missing: dict[str, str]) -> str:
         rows.append([f"{table.number} `{name}`", column.heading, *cells, verdict])
     headings = ["table", "ours (the paper's)", *SUMMARIZED.values(), "the paper's order, here"]
     counts = f"{verdict_counts(claim_rows(runs, missing))}."
-    return f"{markdown_table('The tables of the paper', headings, rows)}\n{counts}"
+    return f"{markdown(Table('The tables of the paper', headings, rows))}\n\n{counts}"
 
 
-def beside(results: dict[int, dict[str, Any]], row: Row | None, column: Column) -> str:
+def beside(results: dict[int, dict[str, Any]], row: PaperRow | None, column: Column) -> str:
     """Our figure, and the paper's in brackets."""
     values = list(by_seed(results, column.metric).values())
     figure = getattr(row, column.metric) if row else None

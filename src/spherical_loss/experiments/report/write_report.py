@@ -14,7 +14,7 @@ from spherical_loss.experiments.report.claims import claim_rows, verdict_counts
 from spherical_loss.experiments.report.page import Section, details, paragraph, pictures
 from spherical_loss.experiments.report.pictures import error_bars, learning_curves, time_curves, tuning_picture
 from spherical_loss.experiments.report.summary import summary
-from spherical_loss.experiments.results.paper import TABLES, Table
+from spherical_loss.experiments.results.paper import TABLES, PaperTable
 from spherical_loss.experiments.results.selection import (
     Group,
     group_of,
@@ -28,12 +28,12 @@ from spherical_loss.experiments.results.tables import (
     BESIDE,
     CLAIM_HEADINGS,
     COLUMNS,
-    Cells,
     Results,
     label_text,
     loss_of,
-    result_cells,
+    result_table,
 )
+from spherical_loss.experiments.table import Table, html
 
 TITLE = "Softmax alternatives of the spherical family: results"
 RULE = (
@@ -47,6 +47,7 @@ RULE = (
 
 
 STUDY_HEADINGS = ["task", "loss function", "trials", "given up", "diverged", "best values", "validation", "judged by", "epochs"]
+ENVIRONMENT_HEADINGS = ["versions", "Python", "machine", "threads", "runs"]
 TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "pruned after"]
 
 
@@ -101,14 +102,13 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
     title = f"Table {table.number}: {table.title}"
     groups = table_groups(name, runs)
     if not groups:
-        headings, rows = missing_cells(table, missing.get(table.task, "no runs yet"))
-        return Section(name, title, page.table(title, headings, rows))
+        return Section(name, title, html(missing_table(title, table, missing.get(table.task, "no runs yet"))))
     group, metric = table_group(groups), table.main_metric
     text = (
         "Ours: mean (standard deviation) over the runs of each loss that were trained for the longest. The paper's figures are "
         "beside them; the same row says what was scaled down."
     )
-    body = [paragraph(text), page.table(title, *table_cells(group, table))]
+    body = [paragraph(text), html(group_table(title, group, table))]
     if group.left_out:
         body.append(paragraph(left_out_text(group)))
     timed = ["error"] if metric == "error" else ["perplexity", "top10"]
@@ -120,39 +120,36 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
     shown = {run.name for run in group.runs}
     for other in groups:
         if any(run.name not in shown for run in other.runs):
-            cells = table_cells(other, table, absent=False)
-            body.append(details(f"Other runs of this table: {conditions_text(other, group)}", page.table(title, *cells)))
+            found = group_table(title, other, table, absent=False)
+            body.append(details(f"Other runs of this table: {conditions_text(other, group)}", html(found)))
     return Section(name, title, "\n".join(body))
 
 
-def table_cells(group: Group, table: Table, absent: bool = True) -> Cells:
+def group_table(title: str, group: Group, table: PaperTable, absent: bool = True) -> Table:
     """Our results beside the paper's, what was scaled down, and (``absent``) rows for the paper's losses that have no runs."""
     results: Results = group.results
     run = {loss_of(label) for label in results}
     without = [loss for loss in table.losses if absent and loss not in run]
-    headings, rows = result_cells({**results, **{loss: {} for loss in without}}, table)
+    found = result_table(title, {**results, **{loss: {} for loss in without}}, table)
     notes = [scaled_down(group, label, table) for label in results] + ["no runs yet"] * len(without)
-    return main_first(headings, rows, table.main_metric, "scaled down", notes)
+    return main_first(found, table.main_metric, "scaled down", notes)
 
 
-def main_first(headings: list[str], rows: list[list[str]], metric: str, title: str, notes: Sequence[str]) -> Cells:
+def main_first(table: Table, metric: str, heading: str, notes: Sequence[str]) -> Table:
     """Put the columns of the main metric first, then ``notes``, then the others: a phone shows the first without scrolling."""
-    heading = next(column.heading for column in COLUMNS if column.metric == metric)
-    start = stop = headings.index(heading)
-    while (stop := stop + 1) < len(headings) and headings[stop] in BESIDE:
+    width = len(table.header)
+    start = stop = table.header.index(next(column.heading for column in COLUMNS if column.metric == metric))
+    while (stop := stop + 1) < width and table.header[stop] in BESIDE:
         pass
-    first, others = [0, 1, *range(start, stop)], [*range(2, start), *range(stop, len(headings))]
-
-    def ordered(cells: Sequence[str], note: str) -> list[str]:
-        return [*(cells[i] for i in first), note, *(cells[i] for i in others)]
-
-    return ordered(headings, title), [ordered(row, note) for row, note in zip(rows, notes, strict=True)]
+    rows = [[*row, note] for row, note in zip(table.rows, notes, strict=True)]
+    order = [0, 1, *range(start, stop), width, *range(2, start), *range(stop, width)]
+    return Table(table.title, [*table.header, heading], rows).select(order)
 
 
-def missing_cells(table: Table, reason: str) -> Cells:
+def missing_table(title: str, table: PaperTable, reason: str) -> Table:
     """The paper's figures, and the reason why we have none."""
-    headings, rows = result_cells({loss: {} for loss in table.losses}, table)
-    return main_first(headings, rows, table.main_metric, "ours", [reason] * len(rows))
+    found = result_table(title, {loss: {} for loss in table.losses}, table)
+    return main_first(found, table.main_metric, "ours", [reason] * len(found.rows))
 
 
 def left_out_text(group: Group) -> str:
@@ -179,7 +176,7 @@ def claims_section(runs: Sequence[StoredRun], missing: dict[str, str]) -> Sectio
     body = [
         paragraph(f"{verdict_counts(rows)}."),
         paragraph(RULE),
-        page.table("The claims of the paper on our runs", headings, rows),
+        html(Table("The claims of the paper on our runs", headings, rows)),
     ]
     return Section("claims", "The paper's claims", "\n".join(body))
 
@@ -196,11 +193,8 @@ def bounds_section(runs: Sequence[StoredRun]) -> Section | None:
             "The paper trained language models by minimizing upper bounds of log-softmax, and found that it degraded the "
             "initial perplexity. At the start the network predicts the frequencies of the words."
         ),
-        page.table(
-            f"Validation perplexity, mean (standard deviation) over runs; {questions.trained_on(group.runs[0])}",
-            *questions.bounds_cells(group),
-        ),
-        page.table("Does it get worse than at the start, after the last epoch?", *questions.bounds_claims(group)),
+        html(questions.bounds_table(group)),
+        html(questions.bounds_claims(group)),
         pictures(questions.bounds_picture(group)),
     ]
     return Section("bounds", "The bounds: does minimizing them degrade the perplexity?", "\n".join(body))
@@ -219,7 +213,7 @@ def growth_section(runs: Sequence[StoredRun]) -> Section | None:
     for family in families:
         gaps, title = questions.gaps(family), questions.family_title(family)
         body += [
-            page.table(f"The gap to the softmax: {title}", *questions.gap_cells(gaps)),
+            html(questions.gap_table(title, gaps)),
             pictures(questions.gap_picture(title, gaps)),
         ]
     return Section("growth", "The gap as the number of classes grows", "\n".join(body))
@@ -238,8 +232,8 @@ def tiers_section(runs: Sequence[StoredRun]) -> Section | None:
     for group in groups:
         title = f"{group.runs[0].task}, {questions.trained_on(group.runs[0])}"
         body += [
-            page.table(f"Perplexity with one rate and with tiers: {title}", *questions.tier_cells(group)),
-            page.table(f"Do tiers close the gap to softmax? {title}", *questions.tier_tests(group)),
+            html(questions.tier_table(title, group)),
+            html(questions.tier_tests(title, group)),
         ]
     return Section("tiers", "Tiers: a learning rate for every frequency", "\n".join(body))
 
@@ -253,11 +247,10 @@ def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
         group = group_of([run for run in mine if run.task == task])
         D = next((f"{run.D:,} classes" for run in group.runs if run.D), "the full vocabulary")
         title = f"{task}, {D}"
-        same_time = f"{title}: on the validation set after the same training time"
         if any(run.alone for run in group.runs):
-            body.append(page.table(same_time, *questions.equal_time_cells(group)))
+            body.append(html(questions.equal_time_table(title, group)))
         body += [
-            page.table(f"{title}: on the test set, after the whole run", *result_cells(group.results, None)),
+            html(result_table(f"{title}: on the test set, after the whole run", group.results, None)),
             pictures(time_curves(title, group, ["perplexity", "top10"])),
         ]
     return Section("large-vocabulary", "The large vocabulary, at equal time", "\n".join(body))
@@ -281,7 +274,7 @@ def others_section(runs: Sequence[StoredRun]) -> Section | None:
         rates = ", ".join(f"{label_text(label)} {group.first(label).settings['lr']:g}" for label in group.results)
         title = f"{part[0].task} ({', '.join(f'{key} {value}' for key, value in kept.items())}; learning rates: {rates})"
         body += [
-            page.table(title, *result_cells(group.results, None)),
+            html(result_table(title, group.results, None)),
             pictures(error_bars(title, group, None, metric), learning_curves(title, group, metric)),
         ]
         if group.left_out:
@@ -328,9 +321,9 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
     tasks = dict.fromkeys(study.task for study in studies)
     body = [
         paragraph("The learning rate, and a loss's own options, were searched on the validation set with short trials."),
-        page.table("The tuning studies", STUDY_HEADINGS, rows),
+        html(Table("The tuning studies", STUDY_HEADINGS, rows)),
         pictures(*(tuning_picture(task, [study for study in studies if study.task == task]) for task in tasks)),
-        details("All trials", page.table("All trials", TRIAL_HEADINGS, trials)),
+        details("All trials", html(Table("All trials", TRIAL_HEADINGS, trials))),
     ]
     return Section("tuning", "Tuning", "\n".join(body))
 
@@ -348,5 +341,6 @@ def environment_section(runs: Sequence[StoredRun]) -> Section:
     return Section(
         "environment",
         "Versions and machines",
-        paragraph(how) + page.table("What the runs were made with", ["versions", "Python", "machine", "threads", "runs"], rows),
+        paragraph(how)
+        + html(Table("What the runs were made with", ["versions", "Python", "machine", "threads", "runs"], rows)),
     )

@@ -18,7 +18,7 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A row of a table: the training loss on the test set, the error rate, and the number of epochs; for a language model,
     perplexity, top-10 error rate and SimLex-999 score."""
 
@@ -45,7 +45,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of the paper: the settings that differ from the task's own, the figures, and the claims."""
 
     number: int
@@ -53,7 +53,7 @@ class Table:
     title: str
     runs: int
     settings: dict[str, Any]
-    rows: dict[str, Row]
+    rows: dict[str, PaperRow]
     claims: tuple[Claim, ...] = field(default=())
     words: int | None = None
     """The number of words of the paper's text, where we may have only a part of it."""
@@ -67,8 +67,8 @@ class Table:
         return "error" if any(row.error is not None for row in self.rows.values()) else "perplexity"
 
 
-def language_row(perplexity: float, top10: float, simlex: float, epochs: float | None = None) -> Row:
-    return Row(
+def language_row(perplexity: float, top10: float, simlex: float, epochs: float | None = None) -> PaperRow:
+    return PaperRow(
         epochs=None if epochs is None else Figure(epochs),
         perplexity=Figure(perplexity),
         top10=Figure(top10),
@@ -85,25 +85,25 @@ def softmax_claims(corpus: str) -> tuple[Claim, ...]:
     )
 
 
-def one_billion_word(layers: int, title: str, rows: dict[str, Row], claims: tuple[Claim, ...] = ()) -> Table:
+def one_billion_word(layers: int, title: str, rows: dict[str, PaperRow], claims: tuple[Claim, ...] = ()) -> PaperTable:
     settings = {"layers": layers, "width": 1000, "vocabulary": 10_000}
     corpus = f"One Billion Word, {title}"
-    return Table(6, "one-billion-word", corpus, 1, settings, rows, (*softmax_claims(corpus), *claims), 800_000_000)
+    return PaperTable(6, "one-billion-word", corpus, 1, settings, rows, (*softmax_claims(corpus), *claims), 800_000_000)
 
 
-TABLES: dict[str, Table] = {
-    "mnist-random-splits": Table(
+TABLES: dict[str, PaperTable] = {
+    "mnist-random-splits": PaperTable(
         1,
         "mnist",
         "MNIST, a new random split and start for every run",
         runs=100,
         settings={"split": "random"},
         rows={
-            "mse": Row(Figure(0.0035, 0.00036), Figure(0.00889, 0.00100), Figure(60, 17)),
-            "softmax": Row(Figure(0.0433, 0.0080), Figure(0.00812, 0.00104), Figure(26, 7)),
-            "abs": Row(Figure(0.0437, 0.0097), Figure(0.00813, 0.00095), Figure(25, 8)),
-            "spherical": Row(Figure(0.0311, 0.0031), Figure(0.00828, 0.00094), Figure(27, 9)),
-            "taylor": Row(Figure(0.0292, 0.0034), Figure(0.00785, 0.00097), Figure(22, 7)),
+            "mse": PaperRow(Figure(0.0035, 0.00036), Figure(0.00889, 0.00100), Figure(60, 17)),
+            "softmax": PaperRow(Figure(0.0433, 0.0080), Figure(0.00812, 0.00104), Figure(26, 7)),
+            "abs": PaperRow(Figure(0.0437, 0.0097), Figure(0.00813, 0.00095), Figure(25, 8)),
+            "spherical": PaperRow(Figure(0.0311, 0.0031), Figure(0.00828, 0.00094), Figure(27, 9)),
+            "taylor": PaperRow(Figure(0.0292, 0.0034), Figure(0.00785, 0.00097), Figure(22, 7)),
         },
         claims=(
             Claim("Taylor beats softmax in negative log-likelihood on MNIST", "taylor", "softmax", "nll"),
@@ -115,15 +115,15 @@ TABLES: dict[str, Table] = {
             Claim("Softmax needs fewer epochs than MSE on MNIST", "softmax", "mse", "epochs"),
         ),
     ),
-    "mnist-official": Table(
+    "mnist-official": PaperTable(
         2,
         "mnist",
         "MNIST, the official training and test sets",
         runs=100,
         settings={"split": "official"},
         rows={
-            "softmax": Row(Figure(0.0335, 0.0052), Figure(0.00716, 0.00084), Figure(26, 7)),
-            "taylor": Row(Figure(0.0247, 0.0020), Figure(0.00688, 0.00061), Figure(22, 8)),
+            "softmax": PaperRow(Figure(0.0335, 0.0052), Figure(0.00716, 0.00084), Figure(26, 7)),
+            "taylor": PaperRow(Figure(0.0247, 0.0020), Figure(0.00688, 0.00061), Figure(22, 8)),
         },
         claims=(
             Claim("Taylor beats softmax in negative log-likelihood on official MNIST", "taylor", "softmax", "nll"),
@@ -132,17 +132,17 @@ TABLES: dict[str, Table] = {
             Claim("The official split is easier (Taylor error)", "taylor", "taylor", "error", "mnist-random-splits"),
         ),
     ),
-    "cifar10": Table(
+    "cifar10": PaperTable(
         3,
         "cifar10",
         "CIFAR-10, a new random split and start for every run",
         runs=10,
         settings={"split": "random", "width": 64},
         rows={
-            "mse": Row(Figure(0.0251), Figure(0.0900)),
-            "softmax": Row(Figure(0.411, 0.032), Figure(0.0852, 0.0020)),
-            "spherical": Row(Figure(0.410), Figure(0.0837)),
-            "taylor": Row(Figure(0.403, 0.034), Figure(0.0807, 0.0012)),
+            "mse": PaperRow(Figure(0.0251), Figure(0.0900)),
+            "softmax": PaperRow(Figure(0.411, 0.032), Figure(0.0852, 0.0020)),
+            "spherical": PaperRow(Figure(0.410), Figure(0.0837)),
+            "taylor": PaperRow(Figure(0.403, 0.034), Figure(0.0807, 0.0012)),
         },
         claims=(
             Claim("Taylor beats softmax in negative log-likelihood on CIFAR-10", "taylor", "softmax", "nll"),
@@ -151,17 +151,17 @@ TABLES: dict[str, Table] = {
             Claim("Softmax beats MSE in error on CIFAR-10", "softmax", "mse", "error"),
         ),
     ),
-    "cifar100": Table(
+    "cifar100": PaperTable(
         4,
         "cifar100",
         "CIFAR-100, the official training and test sets",
         runs=5,
         settings={"split": "official", "width": 64},
         rows={
-            "mse": Row(error=Figure(0.99)),  # from the text: "it yielded 99% error rate"
-            "softmax": Row(Figure(1.69, 0.091), Figure(0.324, 0.0085)),
-            "spherical": Row(Figure(1.90, 0.053), Figure(0.331, 0.0097)),
-            "taylor": Row(Figure(1.88, 0.047), Figure(0.331, 0.0085)),
+            "mse": PaperRow(error=Figure(0.99)),  # from the text: "it yielded 99% error rate"
+            "softmax": PaperRow(Figure(1.69, 0.091), Figure(0.324, 0.0085)),
+            "spherical": PaperRow(Figure(1.90, 0.053), Figure(0.331, 0.0097)),
+            "taylor": PaperRow(Figure(1.88, 0.047), Figure(0.331, 0.0085)),
         },
         claims=(
             Claim("Softmax beats Taylor in negative log-likelihood on CIFAR-100", "softmax", "taylor", "nll"),
@@ -171,7 +171,7 @@ TABLES: dict[str, Table] = {
             Claim("Softmax beats MSE, which fails to train, in error on CIFAR-100", "softmax", "mse", "error"),
         ),
     ),
-    "ptb": Table(
+    "ptb": PaperTable(
         5,
         "ptb",
         "Penn Treebank, each loss with the architecture that suits it best",
@@ -227,7 +227,7 @@ TABLES: dict[str, Table] = {
 }
 
 
-def table_of(task: str, settings: Any) -> Table | None:
+def table_of(task: str, settings: Any) -> PaperTable | None:
     """The paper's table that ``settings`` of ``task`` belong to; the width of the network may differ."""
     for table in TABLES.values():
         wanted = {key: value for key, value in table.settings.items() if key != "width"}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from spherical_loss.experiments.report.curves import Histories
-from spherical_loss.experiments.results.paper import TABLES, Table, table_of
+from spherical_loss.experiments.results.paper import TABLES, PaperTable, table_of
 from spherical_loss.experiments.results.store import StoredRun
 from spherical_loss.experiments.results.tables import Results
 from spherical_loss.experiments.training.tasks import TASKS
@@ -159,7 +159,7 @@ def table_group(groups: Sequence[Group]) -> Group:
     return ordered([run for part in parts[::2] for run in part], [run for part in parts[1::2] for run in part])
 
 
-def counterpart(group: Group, table: Table, other: str, runs: Sequence[StoredRun]) -> Results:
+def counterpart(group: Group, table: PaperTable, other: str, runs: Sequence[StoredRun]) -> Results:
     """The runs of another table that differ from ``group`` in the tables' settings alone."""
     free = {*table.settings, *TABLES[other].settings}
     wanted = {key: value for key, value in group.conditions.items() if key not in free}
@@ -169,13 +169,13 @@ def counterpart(group: Group, table: Table, other: str, runs: Sequence[StoredRun
     return {}
 
 
-def paper_settings(table: Table, loss: str) -> dict[str, Any]:
+def paper_settings(table: PaperTable, loss: str) -> dict[str, Any]:
     """The settings of ``reproduce``: the paper's, where the paper gives them."""
     task = TASKS[table.task]
     return {**dataclasses.asdict(task.settings), **task.values.get(loss, {}), **table.settings}
 
 
-def differences(run: StoredRun, table: Table) -> list[str]:
+def differences(run: StoredRun, table: PaperTable) -> list[str]:
     """How a run differs from the paper, in words."""
     paper = paper_settings(table, run.loss)
     unused = {"width"} if run.settings.get("layers") == 0 else set()
@@ -205,7 +205,7 @@ def readable(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def scaled_down(group: Group, label: str, table: Table) -> str:
+def scaled_down(group: Group, label: str, table: PaperTable) -> str:
     """What was smaller than in the paper, or different: runs and settings."""
     run = group.first(label)
     count = finished([r for r in group.runs if r.label == label])

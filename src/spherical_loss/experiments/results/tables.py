@@ -1,4 +1,4 @@
-"""Tables made from stored runs, with the paper's figures beside them: on the terminal, and as Markdown."""
+"""Tables made from stored runs, with the paper's figures beside them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table as RichTable
 
 from spherical_loss.experiments.models.loss_names import LOSSES
-from spherical_loss.experiments.results.paper import Claim, Figure, Row, Table
+from spherical_loss.experiments.results.paper import Claim, Figure, PaperRow, PaperTable
 from spherical_loss.experiments.results.significance import Comparison, interval, paired, unpaired
+from spherical_loss.experiments.table import Table, width
 from spherical_loss.experiments.training.settings import Run
 
 Results = dict[str, dict[int, dict[str, Any]]]
@@ -143,21 +142,18 @@ def figure_text(figure: Figure | None, column: Column) -> str:
     return text if figure.deviation is None else f"{text} ({factor * figure.deviation:.3g})"
 
 
-Cells = tuple[list[str], list[list[str]]]
-
-
 INTERVALS = ("nll", "error", "perplexity", "top10")
 """The metrics that have a confidence interval in a table."""
 BESIDE = ("paper", "95% interval")
 """Headings of the columns that belong to the metric before them."""
 
 
-def result_cells(results: Results, paper: Table | None) -> Cells:
-    """Headings and rows, a row per loss: each metric with the paper's figure, if it has one, and its confidence interval.
+def result_table(title: str, results: Results, paper: PaperTable | None) -> Table:
+    """A row per loss: each metric with the paper's figure, if it has one, and its confidence interval.
     Columns without a number are left out."""
     headings = ["loss function", "runs"]
     paper_rows = [] if paper is None else list(paper.rows.values())
-    in_paper = {field.name for field in fields(Row) if any(getattr(row, field.name) is not None for row in paper_rows)}
+    in_paper = {field.name for field in fields(PaperRow) if any(getattr(row, field.name) is not None for row in paper_rows)}
     columns = [c for c in COLUMNS if c.metric in in_paper or any(by_seed(runs, c.metric) for runs in results.values())]
     for column in columns:
         headings.append(column.heading)
@@ -170,7 +166,7 @@ def result_cells(results: Results, paper: Table | None) -> Cells:
         finished = sum(result["status"] == "finished" for result in runs.values())
         diverged = sum(result["status"] == "diverged" for result in runs.values())
         row = [label_text(label), str(finished) + (f" (+ {diverged} diverged)" if diverged else "")]
-        figures = paper.rows.get(loss_of(label), Row()) if paper is not None else Row()
+        figures = paper.rows.get(loss_of(label), PaperRow()) if paper is not None else PaperRow()
         for column in columns:
             values = list(by_seed(runs, column.metric).values())
             row.append(mean_text(values, column))
@@ -179,7 +175,7 @@ def result_cells(results: Results, paper: Table | None) -> Cells:
             if column.metric in INTERVALS:
                 row.append(interval_text(values, column))
         rows.append(row)
-    return headings, rows
+    return Table(title, headings, rows)
 
 
 def sides(claim: Claim, results: Results, elsewhere: Results | None) -> tuple[dict[int, float], dict[int, float]]:
@@ -231,9 +227,10 @@ def verdict(found: Comparison | None) -> str:
 CLAIM_HEADINGS = ["claim of the paper", "here", "mean difference", "95% interval", "p (one-sided)", "test", "n"]
 
 
-def claim_cells(claims: Sequence[Claim], results: Results, others: dict[str, Results]) -> Cells:
-    """Headings and rows: a row per claim of the paper, tested on our runs."""
-    return CLAIM_HEADINGS, [claim_row(claim, results, others.get(claim.elsewhere or "")) for claim in claims]
+def claim_table(title: str, claims: Sequence[Claim], results: Results, others: dict[str, Results]) -> Table:
+    """A row per claim of the paper, tested on our runs."""
+    rows = [claim_row(claim, results, others.get(claim.elsewhere or "")) for claim in claims]
+    return Table(title, CLAIM_HEADINGS, rows)
 
 
 def difference_text(x: float, metric: str) -> str:
@@ -267,21 +264,14 @@ DROPPED_FIRST = (
 DROPPED_LAST = {"perplexity": ("error %", "top-10 error %", "runs"), "error %": ("runs",)}
 
 
-def rich_table(console: Console, title: str, headings: list[str], rows: list[list[str]]) -> RichTable:
+def fitted(table: Table, console: Console) -> Table:
     """The table, without the columns that do not fit a narrow console (``DROPPED_FIRST``)."""
-    table = RichTable(title=title, title_justify="left")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    main = next((heading for heading in DROPPED_LAST if heading in headings), "")
+    main = next((heading for heading in DROPPED_LAST if heading in table.header), "")
     order = (*DROPPED_FIRST, *DROPPED_LAST.get(main, ()))
-    dropped = next((heading for heading in order if heading in headings), None)
-    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    if dropped is None or wanted <= console.width:
+    dropped = next((heading for heading in order if heading in table.header), None)
+    if dropped is None or width(table, console) <= console.width:
         return table
-    keep = without(headings, dropped)
-    return rich_table(console, title, [headings[i] for i in keep], [[row[i] for i in keep] for row in rows])
+    return fitted(table.select(without(table.header, dropped)), console)
 
 
 def without(headings: Sequence[str], dropped: str) -> list[int]:
@@ -298,17 +288,3 @@ def without(headings: Sequence[str], dropped: str) -> list[int]:
         if not beside:
             keep.append(i)
     return keep
-
-
-def markdown_table(title: str, headings: list[str], rows: list[list[str]]) -> str:
-    """
-    >>> print(markdown_table("Losses", ["loss", "error"], [["MSE", "0.9"]]))
-    **Losses**
-    <BLANKLINE>
-    | loss | error |
-    |---|--:|
-    | MSE | 0.9 |
-    <BLANKLINE>
-    """
-    lines = [f"**{title}**", "", f"| {' | '.join(headings)} |", f"|---|{'--:|' * (len(headings) - 1)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])

@@ -17,15 +17,15 @@ from spherical_loss.experiments.results import paper
 from spherical_loss.experiments.results.tables import (
     Results,
     by_label,
-    claim_cells,
+    claim_table,
+    fitted,
     loss_of,
-    markdown_table,
-    result_cells,
-    rich_table,
+    result_table,
 )
 from spherical_loss.experiments.running.progress import make_display
 from spherical_loss.experiments.running.train_all import train_all
 from spherical_loss.experiments.running.workers import Workers, open_workers
+from spherical_loss.experiments.table import markdown, show
 from spherical_loss.experiments.training.distributed import on_first, ranks
 from spherical_loss.experiments.training.recipes import RECIPES
 from spherical_loss.experiments.training.run_folder import RunFolder
@@ -59,7 +59,7 @@ def compare(options: Compare, console: Console) -> None:
     table = paper.table_of(options.task, runs[0].settings)  # not ``settings``, which may leave the layers open
     file = getattr(settings, "file", None)
     title = options.title if file is None else f"{Path(file).name}: the next word"
-    on_first(lambda: show(options.name, title, finished, table, options.out, console))
+    on_first(lambda: show_comparison(options.name, title, finished, table, options.out, console))
 
 
 def plan(
@@ -118,29 +118,31 @@ def stored(runs: Sequence[Run], out: Path) -> Finished:
     return [(run, result) for run, result in found if result is not None]
 
 
-def show(name: str, title: str, finished: Finished, table: paper.Table | None, out: Path, console: Console) -> None:
+def show_comparison(
+    name: str, title: str, finished: Finished, table: paper.PaperTable | None, out: Path, console: Console
+) -> None:
     """Print the tables, and write them (Markdown) and the learning curves to ``out/NAME``."""
     from spherical_loss.experiments.report.curves import draw_curves  # matplotlib takes a while to import
     from spherical_loss.experiments.report.time_curves import draw_time_curves
 
     draw = draw_time_curves if any(isinstance(run.settings, LanguageSettings) for run, _ in finished) else draw_curves
     results = by_label(finished)
-    parts = [(title, *result_cells(results, table))]
+    tables = [result_table(title, results, table)]
     if table is not None and (claims := relevant(table, results)):
         others = {name: elsewhere(name, finished, out) for name in {c.elsewhere for c in claims} if name is not None}
-        parts.append((f"The claims of table {table.number} on these runs", *claim_cells(claims, results, others)))
-    for part in parts:
-        console.print(rich_table(console, *part))
+        tables.append(claim_table(f"The claims of table {table.number} on these runs", claims, results, others))
+    for found in tables:
+        show(fitted(found, console), console)
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     histories = [(run, RunFolder(out, run).history()) for run, _ in finished]
     with locked(folder / "lock"):
-        write_atomically(folder / "table.md", "\n".join(markdown_table(*part) for part in parts).encode())
+        write_atomically(folder / "table.md", "\n".join(f"{markdown(found)}\n" for found in tables).encode())
         draw(folder / "curves.png", title, histories)
     console.print(f"tables: {folder / 'table.md'}\nlearning curves: {folder / 'curves.png'}", highlight=False, soft_wrap=True)
 
 
-def relevant(table: paper.Table, results: Results) -> list[paper.Claim]:
+def relevant(table: paper.PaperTable, results: Results) -> list[paper.Claim]:
     """The claims about losses that were run."""
     losses = {loss_of(label) for label in results}
     return [claim for claim in table.claims if claim.better in losses and (claim.worse in losses or claim.elsewhere)]
