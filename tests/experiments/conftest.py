@@ -76,6 +76,16 @@ def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return write
 
 
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small corpora, to which SPHERICAL_LOSS_DATA points."""
+    from tests.experiments.small_texts import write_texts  # torch takes a while to import
+
+    write_texts(tmp_path / "data")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
 @pytest.fixture(scope="session")
 def full_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a store with something for every section."""

@@ -163,15 +163,22 @@ def check_names(arguments: Sequence[str]) -> None:
 
 
 def one_line(box: str) -> str:
-    """The error that tyro prints in a box, up to its first rule, without the help.
+    """The error that tyro prints in a box, up to its first rule, without the help; in ASCII, the box has no sides.
 
     >>> print(one_line("╭─ Value error ─╮\\n│ Error parsing │\\n│ --a: no int   │\\n│ ───────────── │\\n│ the help │\\n╰───╯"))
     Error parsing --a: no int
+    >>> print(one_line("Value error\\n-----------\\nError parsing\\n--a: no int\\n-----------\\nthe help"))
+    Error parsing --a: no int
     """
-    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()]
-    inside = [line for line in lines if not line.startswith(("╭", "╰"))]
-    rules = [i for i, line in enumerate(inside) if line.startswith("──")]
-    return in_words(" ".join(line for line in inside[: rules[0] if rules else None] if line))
+    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[\d;]*m", "", box).strip().splitlines()]
+    _, *inside = (line for line in lines if not line.startswith("╰"))  # the first one is the title
+    parts: list[list[str]] = [[]]  # between the rules
+    for line in inside:
+        if re.fullmatch("[─-]+", line):
+            parts.append([])
+        elif line:
+            parts[-1].append(line)
+    return in_words(" ".join(next(part for part in parts if part)))
 
 
 KINDS = {"INT": "a whole number", "FLOAT": "a number"}

@@ -184,11 +184,9 @@ def test_bad_texts(tmp_path: Path, content: str | bytes, said: str) -> None:
         corpus_of(path, tmp_path / "cache", vocabulary=50)
 
 
-def test_no_file_and_too_small_a_vocabulary(tmp_path: Path) -> None:
+def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.txt is not a file"):
         corpus_of(tmp_path / "nothing.txt", tmp_path / "cache")
-    with pytest.raises(UserError, match="--vocabulary is 2"):
-        corpus_of(written(tmp_path / "a.txt", "a b\n"), tmp_path / "cache", vocabulary=2)
 
 
 def test_a_word_longer_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

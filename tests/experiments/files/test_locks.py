@@ -48,7 +48,7 @@ def train_and_say(run: Run, root: Path, said: Connection) -> None:
         def started(self, run: Run, epoch: int) -> None:
             said.send("started")
 
-        def kept(self, run: Run, result: dict) -> None:
+        def kept(self, run: Run, result: dict, versions: str = "") -> None:
             said.send("kept")
 
     train(run, root, Say())

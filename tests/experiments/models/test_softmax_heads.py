@@ -10,7 +10,7 @@ import torch
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
 from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.train import train
-from tests.experiments.models.test_language_model import make_run, texts  # noqa: F401
+from tests.experiments.small_texts import make_run
 
 N = 30
 
@@ -39,7 +39,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("loss", "head"), LAYERS)
-def test_the_language_model_learns_with_them(texts: Path, tmp_path: Path, loss: str, head: str) -> None:  # noqa: F811
+def test_the_language_model_learns_with_them(texts: Path, tmp_path: Path, loss: str, head: str) -> None:
     run = make_run(loss=loss, head=head, lr=0.1, output_rate=1.0)
     assert run.label == f"{loss}/{head}"
     result = train(run, tmp_path, Display())

@@ -1,33 +1,23 @@
-"""Files are written completely or not at all, whatever happens."""
+"""The files of a run: what is written, damaged, left over, or of another version."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from spherical_loss.experiments.cli import main
 from spherical_loss.experiments.errors import UserError
-from spherical_loss.experiments.files.atomic import write_atomically
-from spherical_loss.experiments.files.failures import explain
+from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, Settings
+from spherical_loss.experiments.training.train import train
+from tests.experiments.training.test_train import make_run
 
 RUN = Run("digits", "taylor", 0, Settings(lr=0.1))
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    write_atomically(path, b"old")
-    (tmp_path / "result.json.partial").symlink_to("/dev/full")  # a real "no space left on device"
-    with pytest.raises(OSError, match="No space left") as error:
-        write_atomically(path, b"new" * 1000)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["result.json"]
-    assert str(path) in explain(error.value)
-    assert "free some" in explain(error.value)
 
 
 def test_the_log_names_the_file_on_a_full_disk(tmp_path: Path) -> None:
@@ -36,15 +26,6 @@ def test_the_log_names_the_file_on_a_full_disk(tmp_path: Path) -> None:
     (folder.path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"metrics\.jsonl"):
         folder.log({"epoch": 1})
-
-
-@pytest.mark.parametrize(
-    ("number", "remedy"), [(errno.EACCES, "--out"), (errno.EROFS, "--out"), (errno.EDQUOT, "free some"), (errno.EIO, "error")]
-)
-def test_explanations(number: int, remedy: str) -> None:
-    text = explain(OSError(number, os.strerror(number), "runs/x"))
-    assert "runs/x" in text
-    assert remedy in text
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
@@ -66,13 +47,6 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     assert folder.history() == []
 
 
-def test_a_place_is_chosen_by_what_put_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPHERICAL_LOSS_DATA", "/shared/data")
-    for path, option in (("/shared/data/encoded/x", "the variable SPHERICAL_LOSS_DATA"), ("/shared/runs/x", "--out")):
-        for number in (errno.EACCES, errno.ENOTDIR):
-            assert f"({option})" in explain(OSError(number, os.strerror(number), path))
-
-
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, RUN)
     folder.create()
@@ -89,3 +63,42 @@ def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
     RunFolder(tmp_path, RUN).path.write_text("")
     with pytest.raises(UserError, match=r"is not a folder.*--out"):
         RunFolder(tmp_path, RUN).create()
+
+
+def test_other_versions_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run that is stored, on its line; for those who see no line, below the table."""
+    arguments = ["compare", "digits", "--losses", "taylor", "--runs", "2", "--epochs", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "instead of" not in capsys.readouterr().out
+    path = min(tmp_path.glob("digits/taylor-*/environment.json"))
+    written = json.loads(path.read_text())
+    written["versions"] |= {"torch": "1.0", "numpy": "1.0", "spherical-loss": "unknown"}
+    path.write_text(json.dumps(written))
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    different = f"torch 1.0 instead of {torch.__version__}"
+    assert out.count(f"(stored, with {different})") == 1
+    assert out.count("(stored)") == 1
+    assert f"1 of 2 runs was made with other versions ({different})" in out
+    assert main([*arguments, "--quiet"]) == 0
+    assert f"1 of 2 runs was made with other versions ({different})" in capsys.readouterr().out
+    path.write_text("{}")
+    assert main(arguments) == 1
+    assert "environment.json is damaged" in capsys.readouterr().err
+
+
+def test_a_run_that_resumes_with_another_version_says_so(tmp_path: Path) -> None:
+    told = []
+
+    class Notes(Display):
+        def note(self, run: Run, text: str) -> None:
+            told.append(text)
+
+    run = make_run(epochs=4)
+    train(run, tmp_path, Notes(), until=2)
+    path = RunFolder(tmp_path, run).path / "environment.json"
+    path.write_text(path.read_text().replace(f'"{torch.__version__}"', '"1.0"'))
+    train(run, tmp_path, Notes())
+    assert told == [
+        f"was started with torch 1.0 instead of {torch.__version__}; delete {path.parent} to train it with one version"
+    ]

@@ -29,7 +29,7 @@ from torch import Generator, Tensor
 from spherical_loss.experiments.data.folder import VARIABLE, data_folder
 from spherical_loss.experiments.data.simlex import Pairs, pairs_in, read_simlex
 from spherical_loss.experiments.data.text import EOS, Corpus, checksums, read_corpus
-from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.errors import UsageError, UserError
 from spherical_loss.experiments.training.settings import LanguageSettings
 
 HELD_OUT = 100_000  # words: the limit for a validation or test set that is cut from a larger text
@@ -150,7 +150,7 @@ def imdb(settings: LanguageSettings) -> Source:
 
 def text(settings: LanguageSettings) -> Source:
     if settings.file is None:
-        raise UserError("the task text needs a file: give it with --file, for example --file corpus.txt")
+        raise UsageError("the task text needs a file: give it with --file, for example --file corpus.txt")
     train, valid, test = ([Path(name).expanduser()] if name else [] for name in (settings.file, settings.valid, settings.test))
     return Source(train, valid, test)
 
@@ -242,7 +242,9 @@ def split(
     if settings.words is not None:
         last = min(last, settings.words)
     if settings.online and last < settings.epochs:
-        raise UserError(f"{last} words to train on cannot be cut in {settings.epochs} pieces: lower --epochs, or raise --words")
+        raise UsageError(
+            f"{last} words to train on cannot be cut in {settings.epochs} pieces: lower --epochs, or raise --words"
+        )
     whole = part(train, 0, last, RANKED_VALID)
     return TextSplits(dataclasses.replace(whole, pieces=settings.epochs if settings.online else 0), sets[1], sets[0])
 

@@ -32,7 +32,7 @@ from typing import IO
 import numpy as np
 from tqdm import tqdm
 
-from spherical_loss.experiments.errors import UserError
+from spherical_loss.experiments.errors import UsageError, UserError
 from spherical_loss.experiments.files.atomic import named
 from spherical_loss.experiments.files.failures import warn
 from spherical_loss.files import DamagedFileError, load_json, save_json, sha256_of
@@ -181,12 +181,10 @@ def choose_words(counts: Counter[str], vocabulary: int | str | None, min_count: 
     if vocabulary is None or isinstance(vocabulary, str):
         words = [word for word in words if counts[word] >= min_count]
         if not words:
-            raise UserError(f"{name} has no word that occurs {min_count} times; lower --min-count")
+            raise UsageError(f"{name} has no word that occurs {min_count} times; lower --min-count")
         return [UNK, EOS, *words] if vocabulary else [UNK, EOS, *words[: LARGEST - 2]]
-    if vocabulary < 3:
-        raise UserError(f"--vocabulary is {vocabulary}, but must be at least 3: {UNK}, {EOS} and a word")
     if vocabulary > len(words) + 2:
-        raise UserError(
+        raise UsageError(
             f"--vocabulary is {vocabulary}, but {name} has only {len(words)} words, {len(words) + 2} with {UNK} and {EOS}; use "
             f"--vocabulary {len(words) + 2} or less, or --vocabulary full; if it should have more words, the file is incomplete"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -52,15 +53,22 @@ def draw_curves(path: Path, title: str, runs: Histories) -> None:
 def plot_curves(axes: Axes, runs: Histories, metric: str = "error") -> None:
     """A metric of the validation set against epochs: each run thin, the mean of a loss (up to its shortest run) thick."""
     name, factor = METRICS[metric]
-    axes.set(xlabel="epoch", ylabel=name, yscale="log")
+    axes.set(xlabel="epoch", ylabel=name)
     for label in dict.fromkeys(run.label for run, _ in runs):
         curves = [curve for run, history in runs if run.label == label and (curve := validations(history, metric, factor))]
         for curve in curves:
-            axes.plot(range(1, len(curve) + 1), _positive(curve), color=color_of(label), linewidth=0.6, alpha=0.35)
+            axes.plot(range(1, len(curve) + 1), positive(curve), color=color_of(label), linewidth=0.6, alpha=0.35)
         if curves:
             mean = mean_curve(curves)
-            axes.plot(range(1, len(mean) + 1), _positive(mean), color=color_of(label), linewidth=2, label=label_text(label))
+            axes.plot(range(1, len(mean) + 1), positive(mean), color=color_of(label), linewidth=2, label=label_text(label))
+    log_scale(axes)
     axes.grid(alpha=0.3)
+
+
+def log_scale(axes: Axes) -> None:
+    """A log scale of y, unless all curves are zero: no log scale can show them."""
+    if any(np.isfinite(line.get_ydata()).any() for line in axes.lines):
+        axes.set_yscale("log")
 
 
 def validations(history: list[dict[str, Any]], metric: str, factor: float) -> list[float]:
@@ -86,6 +94,6 @@ def color_of(label: str) -> str:
     return f"C{min(losses.index(loss), 9) if loss in losses else 9}"
 
 
-def _positive(curve: Sequence[float]) -> list[float]:
+def positive(curve: Sequence[float]) -> list[float]:
     """Replace 0, which a log scale cannot show, by nan, which leaves a gap."""
     return [x if x > 0 else float("nan") for x in curve]

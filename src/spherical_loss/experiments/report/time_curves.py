@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spherical_loss.experiments.files.atomic import write_atomically
-from spherical_loss.experiments.report.curves import METRICS, Histories, color_of
+from spherical_loss.experiments.report.curves import METRICS, Histories, color_of, log_scale, positive
 from spherical_loss.experiments.results.tables import label_text
 
 STYLES = {
@@ -45,7 +45,7 @@ def plot_time_curve(axes: Axes, metric: str, runs: Histories) -> None:
     Colours are losses and line styles are heads. The time of validation is left out, since how often to validate is a choice.
     """
     name, factor = METRICS[metric]
-    axes.set(xlabel="seconds of training", ylabel=name, yscale="log")
+    axes.set(xlabel="seconds of training", ylabel=name)
     named = set()
     for run, history in runs:
         seconds, values = time_curve(history, metric)
@@ -54,7 +54,7 @@ def plot_time_curve(axes: Axes, metric: str, runs: Histories) -> None:
             continue
         axes.plot(
             seconds,
-            [factor * value for value in values],
+            positive([factor * value for value in values]),
             marker=MARKERS.get(head, "."),
             markersize=4,
             color=color_of(run.label),
@@ -62,6 +62,7 @@ def plot_time_curve(axes: Axes, metric: str, runs: Histories) -> None:
             label=None if run.label in named else label_text(run.label),
         )
         named.add(run.label)
+    log_scale(axes)
     axes.grid(alpha=0.3, which="both")
 
 

@@ -139,7 +139,27 @@ def show_comparison(
     with locked(folder / "lock"):
         write_atomically(folder / "table.md", "\n".join(f"{markdown(found)}\n" for found in tables).encode())
         draw(folder / "curves.png", title, histories)
+    if told := versions_text([(run, RunFolder(out, run).other_versions()) for run, _ in finished], out):
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
     console.print(f"tables: {folder / 'table.md'}\nlearning curves: {folder / 'curves.png'}", highlight=False, soft_wrap=True)
+
+
+def versions_text(runs: Sequence[tuple[Run, str]], out: Path) -> str:
+    """Which runs were made with other versions; also for those who see no progress.
+
+    >>> run = Run("digits", "taylor", 0, Settings(lr=0.1))
+    >>> versions_text([(run, "torch 2.12.0 instead of 2.13.0"), (run, "")], Path("runs"))
+    '1 of 2 runs was made with other versions (torch 2.12.0 instead of 2.13.0); to repeat it, choose another --out than runs'
+    """
+    others = [versions for _, versions in runs if versions]
+    if not others:
+        return ""
+    was, it = ("was", "it") if len(others) == 1 else ("were", "them")
+    different = "; ".join(dict.fromkeys(others))
+    return (
+        f"{len(others)} of {len(runs)} runs {was} made with other versions ({different}); to repeat {it}, choose another --out "
+        f"than {out}"
+    )
 
 
 def relevant(table: paper.PaperTable, results: Results) -> list[paper.Claim]:

@@ -26,6 +26,14 @@ def outcome(label: str, run: Run, result: dict[str, Any]) -> str:
     )
 
 
+def stored_text(versions: str) -> str:
+    """
+    >>> stored_text(""), stored_text("torch 2.12.0 instead of 2.13.0")
+    ('stored', 'stored, with torch 2.12.0 instead of 2.13.0')
+    """
+    return f"stored, with {versions}" if versions else "stored"
+
+
 def epoch_text(record: dict[str, Any]) -> str:
     valid = record["valid"]
     return f"train loss {record['train_loss']:.4g}, valid loss {valid['loss']:.4g}, {error_text(valid)}"
@@ -54,9 +62,9 @@ class PlainDisplay(Display):
         self.console.print(f"[{self.done}/{self.runs}] {text}", markup=False, highlight=False, soft_wrap=True)
         self.printed = time.monotonic()
 
-    def kept(self, run: Run, result: dict[str, Any]) -> None:
+    def kept(self, run: Run, result: dict[str, Any], versions: str = "") -> None:
         self.done += 1
-        self.line(f"{outcome(self.label(run), run, result)} (stored)")
+        self.line(f"{outcome(self.label(run), run, result)} ({stored_text(versions)})")
 
     def started(self, run: Run, epoch: int) -> None:
         if epoch:
@@ -116,8 +124,8 @@ class LiveDisplay(Display):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.rich.stop()
 
-    def kept(self, run: Run, result: dict[str, Any]) -> None:
-        self.finished(run, result)
+    def kept(self, run: Run, result: dict[str, Any], versions: str = "") -> None:
+        self.finished(run, result, f" ({stored_text(versions)})")
 
     def started(self, run: Run, epoch: int) -> None:
         text = self.text[run] = f"resumes after epoch {epoch}" if epoch else ""
@@ -139,13 +147,13 @@ class LiveDisplay(Display):
         self.parts[run] = epochs / run.settings.epochs
         self.rich.update(self.all, completed=self.done + sum(self.parts.values()))
 
-    def finished(self, run: Run, result: dict[str, Any]) -> None:
+    def finished(self, run: Run, result: dict[str, Any], how: str = "") -> None:
         self.done += 1
         self.parts.pop(run, None)
         if run in self.bars:
             self.rich.remove_task(self.bars.pop(run))
         self.rich.update(self.all, completed=self.done + sum(self.parts.values()), text=f"{self.done}/{self.runs}")
-        self.rich.console.print(outcome(self.label(run), run, result), markup=False, highlight=False)
+        self.rich.console.print(outcome(self.label(run), run, result) + how, markup=False, highlight=False)
 
     def note(self, run: Run, text: str) -> None:
         self.rich.console.print(f"{self.label(run)}: {text}", markup=False, highlight=False)

@@ -57,9 +57,10 @@ def train_on(
     """Hand out the runs, and report what the workers write to the run folders."""
     pending: dict[Future[Any], Watch] = {}
     for run in runs:
-        if (result := RunFolder(out, run).result()) is not None:
+        folder = RunFolder(out, run)
+        if (result := folder.result()) is not None:
             results[run] = result
-            display.kept(run, result)
+            display.kept(run, result, folder.other_versions())
         else:
             watch = Watch(run, out, display)
             pending[workers.submit(run, out, tensorboard, last, until)] = watch

@@ -24,8 +24,8 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         pass
 
-    def kept(self, run: Run, result: dict[str, Any]) -> None:
-        """A run that was finished before."""
+    def kept(self, run: Run, result: dict[str, Any], versions: str = "") -> None:
+        """A run that was finished before, with other ``versions`` than those of now if it is not empty."""
 
     def started(self, run: Run, epoch: int) -> None:
         """A run starts, or resumes after ``epoch`` epochs."""

@@ -33,9 +33,12 @@ from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.atomic import named, write_atomically, write_json
 from spherical_loss.experiments.files.failures import warn
 from spherical_loss.experiments.files.locks import locked
-from spherical_loss.experiments.training.records import check_history, check_result, of_language
+from spherical_loss.experiments.training.records import check_environment, check_history, check_result, of_language
 from spherical_loss.experiments.training.settings import Run
 from spherical_loss.files import PARTIAL, DamagedFileError, load, save
+
+DECISIVE = ("spherical-loss", "torch")
+"""The packages whose version may change the numbers of a run."""
 
 
 def read_json(path: Path, check: Callable[[Any], None]) -> Any:
@@ -117,6 +120,15 @@ class RunFolder:
         """The result of the run, or None if it is not finished."""
         path = self.path / "result.json"
         return read_result(path, self.language) if path.exists() else None
+
+    def other_versions(self) -> str:
+        """The versions the run was started with, where they are not those of now; empty if they are the same, or unknown."""
+        path = self.path / "environment.json"
+        if not path.exists():
+            return ""
+        then, now = read_json(path, check_environment)["versions"], environment()["versions"]
+        different = [name for name in DECISIVE if "unknown" != then.get(name, "unknown") != now[name] != "unknown"]
+        return ", ".join(f"{name} {then[name]} instead of {now[name]}" for name in different)
 
     def history(self) -> list[dict[str, Any]]:
         """The epochs' metrics; a line that was cut short is left out."""

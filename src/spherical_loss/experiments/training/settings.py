@@ -208,6 +208,8 @@ def check(settings: Settings) -> None:
 
 
 def check_language(settings: LanguageSettings) -> None:
+    if isinstance(settings.vocabulary, int) and settings.vocabulary < 3:
+        raise UsageError(f"--vocabulary is {settings.vocabulary}, but must be at least 3: <unk>, <eos> and a word")
     if settings.layers is not None and settings.layers < 0:
         raise UsageError(f"--layers is {settings.layers}, but must not be negative")
     if settings.momentum or settings.weight_decay:

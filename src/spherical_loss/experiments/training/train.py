@@ -76,7 +76,7 @@ def train(
                 return train_in(folder, display, checkpoint_seconds, tensorboard, until)
     if tensorboard:
         on_first(lambda: write_events(folder.path, folder.history()))
-    display.kept(run, result)
+    display.kept(run, result, on_first(folder.other_versions))
     return result
 
 
@@ -114,6 +114,8 @@ def train_in(
     events = event_writer(folder.path, progress.epoch) if tensorboard and rank() == 0 else None
     saved, saved_epoch = time.monotonic(), progress.epoch
     display.started(run, progress.epoch)
+    if progress.epoch and (versions := on_first(folder.other_versions)):
+        display.note(run, f"was started with {versions}; delete {folder.path} to train it with one version")
     try:
         if recipe.start and progress.start is None:
             progress.start = on_first(lambda: recipe.evaluate(network, loss, valid_set))
