@@ -1,14 +1,16 @@
 """A head with ordinary weights that never computes the logits, through the Gram matrix of the weights.
 
-With ``Q = W^T W``, ``w = W^T 1``, ``u = W^T b`` and the hidden vectors as the rows of H (a bias is one more column):
+With the hidden vectors as the rows of H, ``H = alpha u^T + R`` (:mod:`spherical_loss.heads.split`), the outputs are
+``o = C gamma + W r``, where the columns of C are ``W u`` and the bias b, and ``gamma = (alpha, 1)``. With ``Q = W^T W``,
 
-    s = H w + sum(b),    q = rowsum(H * (H Q)) + 2 H u + b.b,    o_c = W_c . h + b_c
+    s = R w + gamma C^T 1,    q = rowsum(R * (R Q)) + 2 rowsum(R * gamma C^T W) + gamma C^T C gamma,    o_c = W_c . h + b_c
 
-    grad_H = g_s w^T + 2 g_q (H Q + u) + g_c W_c
-    grad_W = 1 a^T + W A + b t^T + (g_c h^T in the target rows),   A = 2 H^T diag(g_q) H,   a = H^T g_s,   t = 2 H^T g_q
-    grad_b = sum(g_s) + W t + 2 b sum(g_q) + (g_c in the target rows)
+    grad_H = g_s w^T + 2 g_q (R Q + gamma C^T W) + g_c W_c,    w = W^T 1
+    grad_W = 1 a^T + W A + C T + (g_c h^T in the target rows)
+        with a = H^T g_s,   A = 2 R^T diag(g_q) H = 2 R^T diag(g_q) R + 2 (R^T diag(g_q) alpha) u^T,   T = 2 gamma^T diag(g_q) H
+    grad_b = sum(g_s) + W (2 R^T g_q) + C (2 gamma^T g_q) + (g_c in the target rows)
 
-The cost of only two matrix products depends on D, ``H W^T W`` and ``W (H^T diag H)``. Each can be associated either way:
+The cost of only two matrix products depends on D, ``R W^T W`` and ``W A``. Each can be associated either way:
 through a d x d matrix (O(D d^2), better for N > d / 2 or so) or through N x D logits, a chunk at a time (O(N d D)). That
 choice is the plan.
 """
@@ -23,12 +25,13 @@ from torch.autograd.function import once_differentiable
 
 from spherical_loss.heads.base import CHUNK, full_precision, target_rows, weighted_sum
 from spherical_loss.heads.dense import ParameterHead
+from spherical_loss.heads.split import Split, along, split
 from spherical_loss.statistics import statistics_dtype, widened
 
 BLOCK = 256  # columns of a block of the symmetric Gram matrix; fastest of 96 .. 384 at D=50,257, d=768
 
 
-ROWS = 1024  # of W per matrix product with A, so that they are still in the cache when more is added to them
+ROWS = 1024  # of W at a time on the CPU
 
 
 class Plan(NamedTuple):
@@ -71,25 +74,29 @@ class _GramStatistics(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, H: Tensor, W: Tensor, b: Tensor | None, classes: Tensor, form: str) -> tuple[Tensor, Tensor, Tensor]:
         dtype = widened(W.dtype)
+        precise = statistics_dtype(H.device)
         with full_precision(H.device):
             X = H.to(dtype)
-            HQ = X @ gram_matrix(W) if form == "gram" else _through_logits(X, W)
-            w = W.sum(0, dtype=dtype)
-            s, q = X @ w, torch.linalg.vecdot(X, HQ)
+            u, alpha, R = split(X)
+            gamma = _coefficients(alpha, b)
+            w, C, CW = _products_with_columns(W, b, u)
+            HQ = R @ gram_matrix(W) if form == "gram" else _through_logits(R, W)
+            s, q = (R @ w).to(precise), torch.linalg.vecdot(R, HQ).to(precise)
+            for k, c, cW in zip(gamma, C, CW, strict=True):
+                s += k * c.sum(dtype=precise)
+                q += 2 * k * (R @ cW)
+                HQ.addr_(k, cW)
+            q += (gamma * ((C.to(precise) @ C.T.to(precise)) @ gamma.to(precise))).sum(0)
             o_c = torch.einsum("nkd,nd->nk", W[classes].to(dtype), X)
-            u = None
-            if b is not None:
-                u = _transposed_product(W, b.to(dtype))
-                s, q, o_c = s + b.sum(dtype=dtype), q + 2 * (X @ u) + b.to(dtype).square().sum(), o_c + b[classes]
-        ctx.save_for_backward(H, W, b, classes, HQ, w, u)
+            o_c = o_c if b is None else o_c + b[classes]
+        ctx.save_for_backward(H, W, b, classes, HQ, w, C, u, alpha)
         ctx.form = form
-        precise = statistics_dtype(H.device)
-        return s.to(precise), q.to(precise), o_c.to(precise)
+        return s, q, o_c.to(precise)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
-        H, W, b, classes, HQ, w, u = ctx.saved_tensors
+        H, W, b, classes, HQ, w, C, u, alpha = ctx.saved_tensors
         dtype = widened(W.dtype)
         g_s, g_q, g_c = g_s.to(dtype), 2 * g_q.to(dtype), g_c.to(dtype)
         grad_H = grad_W = grad_b = None
@@ -97,18 +104,36 @@ class _GramStatistics(torch.autograd.Function):
             X = H.to(dtype)
             if ctx.needs_input_grad[0]:
                 grad_H = weighted_sum(g_c, W[classes].to(dtype))
-                grad_H.addr_(g_s, w).addcmul_(g_q.unsqueeze(1), HQ if u is None else HQ + u)
-                grad_H = grad_H.to(H.dtype)
-            a, t = X.T @ g_s, X.T @ g_q
+                grad_H = grad_H.addr_(g_s, w).addcmul_(g_q.unsqueeze(1), HQ).to(H.dtype)
+            R, gamma = along(X, u, alpha).R, _coefficients(alpha, b)
             if ctx.needs_input_grad[1]:
-                grad_W = _product_with_A(X, g_q, W, a, ctx.form)
-                if b is not None:
-                    grad_W.addr_(b.to(grad_W.dtype), t.to(grad_W.dtype))
+                grad_W = _gradient_of_weights(X, Split(u, alpha, R), gamma, g_s, g_q, W, C, ctx.form)
                 _add_target_rows(grad_W, X, g_c, classes)
             if b is not None and ctx.needs_input_grad[2]:
-                grad_b = _product(W, t) + g_s.sum() + b.to(dtype) * g_q.sum()
+                grad_b = (_product(W, R.T @ g_q) + g_s.sum()).addmv_(C.T, gamma @ g_q)
                 grad_b = grad_b.index_add_(0, classes.flatten(), g_c.flatten()).to(b.dtype)
         return grad_H, grad_W, grad_b, None, None
+
+
+def _products_with_columns(W: Tensor, b: Tensor | None, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """w (d,), the columns of C, which are ``W u`` and b, (1 or 2, D), and ``C^T W`` (1 or 2, d), in one pass over W."""
+    C = u.new_empty(1 if b is None else 2, len(W))
+    if b is not None:
+        C[1] = b
+    w, CW = u.new_zeros(len(u)), u.new_zeros(len(C), len(u))
+    size = _rows_at_once(W)
+    for rows, columns in zip(W.split(size), C.split(size, 1), strict=True):
+        wide = rows.to(u.dtype)
+        torch.mv(wide, u, out=columns[0])
+        w += wide.sum(0)
+        for c, cW in zip(columns, CW, strict=True):
+            cW.addmv_(wide.T, c)
+    return w, C, CW
+
+
+def _coefficients(alpha: Tensor, b: Tensor | None) -> Tensor:
+    """``gamma = (alpha, 1)``, (1 or 2, N)."""
+    return alpha.unsqueeze(0) if b is None else torch.stack([alpha, torch.ones_like(alpha)])
 
 
 def gram_matrix(W: Tensor) -> Tensor:
@@ -131,14 +156,14 @@ def symmetric_product(X: Tensor, Y: Tensor) -> Tensor:
     return Q
 
 
+def _rows_at_once(W: Tensor) -> int:
+    """Rows that are still in the cache for what is done with them next; elsewhere a launch costs more than the memory."""
+    return ROWS if W.device.type == "cpu" else max(1, CHUNK // W.shape[1])
+
+
 def _row_chunks(W: Tensor) -> tuple[Tensor, ...]:
     """W as a whole, or, if it must be widened to float32 first, in chunks."""
     return (W,) if W.dtype == widened(W.dtype) else W.split(max(1, CHUNK // W.shape[1]))
-
-
-def _transposed_product(W: Tensor, b: Tensor) -> Tensor:
-    rows = _row_chunks(W)
-    return torch.stack([r.to(b.dtype).T @ b_r for r, b_r in zip(rows, b.split([len(r) for r in rows]), strict=True)]).sum(0)
 
 
 def _product(W: Tensor, t: Tensor) -> Tensor:
@@ -154,18 +179,24 @@ def _through_logits(X: Tensor, W: Tensor) -> Tensor:
     return HQ
 
 
-def _product_with_A(X: Tensor, g_q: Tensor, W: Tensor, a: Tensor, form: str) -> Tensor:
-    """``W A + 1 a^T`` with ``A = X^T diag(g_q) X`` (``g_q`` is doubled already), in the order of the plan."""
+def _gradient_of_weights(
+    X: Tensor, parts: Split, gamma: Tensor, g_s: Tensor, g_q: Tensor, W: Tensor, C: Tensor, form: str
+) -> Tensor:
+    """``W A + 1 a^T + C T`` (``g_q`` is doubled already), in the order of the plan."""
+    u, alpha, R = parts
     scaled = g_q.unsqueeze(1) * X
+    a, T = g_s @ X, gamma @ scaled
     grad = torch.empty_like(W, memory_format=torch.contiguous_format)
     if form == "gram":
-        A = symmetric_product(X, scaled)
-        for rows, into in zip(W.split(ROWS), grad.split(ROWS), strict=True):
-            into.copy_(rows.to(X.dtype) @ A + a) if into.dtype != X.dtype else torch.mm(rows, A, out=into).add_(a)
-        return grad
-    rows_per_chunk = max(1, CHUNK // max(1, X.shape[0]))
-    for rows, into in zip(W.split(rows_per_chunk), grad.split(rows_per_chunk), strict=True):
-        into.copy_(torch.addmm(a, rows.to(X.dtype) @ X.T, scaled))
+        A = symmetric_product(R, g_q.unsqueeze(1) * R).addr_(R.T @ (g_q * alpha), u)
+    size = _rows_at_once(W) if form == "gram" else max(1, CHUNK // max(1, X.shape[0]))
+    for rows, columns, into in zip(W.split(size), C.split(size, 1), grad.split(size), strict=True):
+        wide, out = rows.to(X.dtype), into if into.dtype == X.dtype else X.new_empty(into.shape)
+        torch.mm(*((wide, A) if form == "gram" else (wide @ R.T, scaled)), out=out).add_(a)
+        for c, t in zip(columns, T, strict=True):
+            out.addr_(c, t)
+        if out is not into:
+            into.copy_(out)
     return grad
 
 

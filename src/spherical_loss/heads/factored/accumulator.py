@@ -42,6 +42,11 @@ class Accumulator(nn.Module):
     def exact(self) -> Tensor:
         return (self.base - self.recent).sub_(self.recent.T)
 
+    def times_vector(self, v: Tensor) -> Tensor:
+        """``M v``, as precise as M is kept."""
+        changes = self.recent @ v + self.recent.T @ v
+        return torch.addmv(changes.to(self.base.dtype), self.base, v.to(self.base.dtype), beta=-1)
+
     def set_(self, matrix: Tensor) -> None:
         self.base.copy_(matrix)
         self.recent.zero_()

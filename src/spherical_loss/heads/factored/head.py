@@ -14,7 +14,7 @@ from spherical_loss.heads.base import CHUNK, Head, TopK, chunk_rows, full_precis
 from spherical_loss.heads.factored.accumulator import Accumulator
 from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.shard import Shard, version_of
-from spherical_loss.heads.factored.statistics import FactoredStatistics, Span
+from spherical_loss.heads.factored.statistics import FactoredStatistics, Span, sums
 from spherical_loss.heads.factored.transform import RowTransform
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.statistics import statistics_dtype, widened
@@ -100,11 +100,8 @@ class FactoredHead(Head):
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
         with full_precision(H.device):
-            X = self.extended(H)
-            if self.is_small:
-                o = X @ self.V.T
-                return o.sum(1), o.square().sum(1)
-            return X @ self.w.to(X.dtype), (X * (X @ self.Q.value)).sum(1)
+            s, q, _ = sums(self.extended(H), [self])
+            return s, q
 
     def extended(self, H: Tensor) -> Tensor:
         """Hidden vectors with the column of ones for the bias, and the empty columns."""
@@ -264,7 +261,7 @@ class FactoredHead(Head):
         self.w.zero_()
         with full_precision(self.V.device):
             for rows in self._row_chunks():
-                Q += gram_matrix(self.V[rows])
+                Q += gram_matrix(self.V[rows].to(Q.dtype))  # float32 would not do where q cancels
                 self.w += self.V[rows].sum(0)
         self.Q.set_(self.shard.sum_(Q))
         self.shard.sum_(self.w)

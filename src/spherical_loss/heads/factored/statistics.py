@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, selected, weighted_sum
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
+from spherical_loss.heads.split import split
 from spherical_loss.statistics import statistics_dtype
 
 if TYPE_CHECKING:
@@ -62,20 +63,18 @@ class FactoredStatistics(torch.autograd.Function):
             X = spans[0].head.extended(H)
             unique, positions = classes.unique(return_inverse=True)
             slices = where(spans, unique)
-            products, current, W_rows = [], [], []
+            s, q, products = sums(X, [head for head, _ in spans])
+            current, W_rows = [], []
             for (head, start), mine in zip(spans, slices, strict=True):
-                products.append(X @ (head.V.T if head.is_small else head.Q.value))
                 rows, dense = head.read(unique[mine] - start)
                 current.append(rows)
                 W_rows.append(dense)
             W_c = selected(_assembled(W_rows, slices, len(unique)), positions)
-            s, q = _sums(X, spans, products)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, W_c, unique, positions, *products, *current)
         ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
         ctx.frames = [span.head.U.frame for span in spans]
-        precise = statistics_dtype(H.device)
-        return s.to(precise), q.to(precise), o_c.to(precise)
+        return s, q, o_c.to(statistics_dtype(H.device))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -115,17 +114,27 @@ def own(g_c: Tensor, positions: Tensor, mine: slice, n: int) -> Tensor:
     return g_c.masked_fill((positions < mine.start) | (positions >= mine.stop), 0)
 
 
-def _sums(X: Tensor, spans: list[Span], products: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """``s`` and ``q`` of all heads: ``w^T h`` and ``h^T Q h`` from ``H Q``, or from the outputs of a small head."""
-    zero = X.new_zeros(len(X))
-    s, q = zero, zero
-    if large := [(span.head.w, HQ) for span, HQ in zip(spans, products, strict=True) if not span.head.is_small]:
-        w, HQ = (_sum(list(x)) for x in zip(*large, strict=True))
-        s, q = X @ w.to(X.dtype), (X * HQ).sum(1)
-    for span, o in zip(spans, products, strict=True):
-        if span.head.is_small:
+def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """``s`` and ``q`` of all heads together, and for each ``H Q``, or the outputs if it is small.
+
+    ``q = alpha^2 u^T Q u + 2 alpha r^T Q u + r^T Q r``, with ``Q u`` in float64: see :mod:`spherical_loss.heads.split`.
+    """
+    precise = statistics_dtype(X.device)
+    s = q = torch.zeros(len(X), dtype=precise, device=X.device)
+    products = [X @ head.V.T if head.is_small else X for head in heads]
+    if large := [i for i, head in enumerate(heads) if not head.is_small]:
+        u, alpha, R = split(X)
+        Qu = [heads[i].Q.times_vector(u) for i in large]
+        for i, Qu_i in zip(large, Qu, strict=True):
+            products[i] = (R @ heads[i].Q.value).addr_(alpha, Qu_i.to(X.dtype))
+        w_all, Qu_all, HQ = _sum([heads[i].w for i in large]), _sum(Qu), _sum([products[i] for i in large])
+        alpha, along_u = alpha.to(precise), u.to(precise)
+        s = alpha * (w_all @ along_u) + R @ w_all.to(X.dtype)
+        q = alpha * (alpha * (Qu_all @ along_u) + R @ Qu_all.to(X.dtype)) + torch.linalg.vecdot(R, HQ)
+    for head, o in zip(heads, products, strict=True):
+        if head.is_small:
             s, q = s + o.sum(1), q + o.square().sum(1)
-    return s, q
+    return s, q, products
 
 
 def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:
