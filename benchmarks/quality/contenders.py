@@ -31,9 +31,9 @@ from spherical_loss import (
 )
 
 NEGATIVES = 1_024
-FREQUENT = (
-    1_000  # words in the softmax of AdaptiveSphericalSoftmax: as many as let its step take as long as the sampled softmax's
-)
+FREQUENT, TAIL_CUTOFFS = (500, 2_000), (8_000,)  # of AdaptiveSphericalSoftmax: two softmaxes and two tails
+EPS = 0.02  # of the spherical softmax; its rates are those of the Taylor softmax times eps
+SECOND_SOFTMAX, TAILS = 3.0, 25.0  # their learning rates, in that of the first softmax
 CUTOFFS = (2_000, 20_000)  # of nn.AdaptiveLogSoftmaxWithLoss
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]
@@ -74,19 +74,21 @@ class Likelihood(Layer):
 
 
 class Mixed(Likelihood):
-    """``AdaptiveSphericalSoftmax``: a softmax over the frequent words, the family over the others."""
+    """``AdaptiveSphericalSoftmax``: softmaxes over the frequent words, the family over the others."""
 
-    def __init__(self, d: int, counts: Tensor, loss: SphericalLoss, tail: str, tail_lr: float) -> None:
-        super().__init__(AdaptiveSphericalSoftmax(d, len(counts), FREQUENT, loss, frequencies=counts, tail=tail))
-        self.tail_lr = tail_lr
+    def __init__(self, d: int, counts: Tensor, loss: SphericalLoss, tails: float) -> None:
+        layer = AdaptiveSphericalSoftmax(d, len(counts), FREQUENT, loss, frequencies=counts, tail_cutoffs=TAIL_CUTOFFS)
+        super().__init__(layer)
+        self.tails = tails
 
     def optimizers(self, lr: float) -> list[Optimizer]:
-        return [*super().optimizers(lr), optimizer_of(self.layer.tail, self.tail_lr)]
+        later = [p for softmax in self.layer.softmaxes for p in softmax.parameters()]
+        softmaxes = [{"params": [self.layer.weight, self.layer.bias]}, {"params": later, "lr": SECOND_SOFTMAX * lr}]
+        return [SGD(softmaxes, lr), *(FactoredSGD(tail, self.tails * lr) for tail in self.layer.tails)]
 
     def measure(self) -> Measure:
-        for module in self.layer.tail.modules():  # else each call would bring all rows up to date
-            if isinstance(module, FactoredHead):
-                module.refactor()
+        for tail in self.layer.tails:  # else each call would bring all rows up to date
+            tail.refactor()
         return super().measure()
 
 
@@ -175,12 +177,12 @@ def family(make_loss: Callable[..., SphericalLoss], tiers: bool) -> Callable[...
     return lambda d, counts, **options: Family(d, counts, make_loss(**options), tiers)
 
 
-def mixed(make_loss: Callable[[], SphericalLoss], tail: str) -> Callable[..., Layer]:
-    return lambda d, counts, **options: Mixed(d, counts, make_loss(), tail, **options)
+def mixed(make_loss: Callable[[], SphericalLoss], tails: float) -> Callable[..., Layer]:
+    return lambda d, counts: Mixed(d, counts, make_loss(), tails)
 
 
 def spherical() -> SphericalLoss:
-    return SphericalSoftmaxLoss(eps=0.02)
+    return SphericalSoftmaxLoss(eps=EPS)
 
 
 def sampled(d: int, counts: Tensor) -> Layer:
@@ -193,13 +195,12 @@ def adaptive(d: int, counts: Tensor) -> Layer:
 
 CONTENDERS = {  # in the order in which they are trained: the main question first
     "sampled softmax": Contender(sampled, 0.015, 0.1),
-    "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, "factored"), 0.015, 0.1, {"tail_lr": 10.0}),
+    "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, TAILS), 0.015, 0.1),
     "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.015, 30.0),
     "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.015, 300.0),
     "adaptive softmax": Contender(adaptive, 0.015, 0.1),
-    "adaptive spherical softmax, tiers": Contender(mixed(TaylorSoftmaxLoss, "tiered"), 0.015, 0.1, {"tail_lr": 3.0}),
     "spherical, tiers": Contender(family(spherical, tiers=True), 0.015, 3.0),
-    "adaptive spherical softmax, spherical": Contender(mixed(spherical, "factored"), 0.015, 0.1, {"tail_lr": 1.0}),
+    "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.015, 0.1),
     "spherical, one head": Contender(family(spherical, tiers=False), 0.015, 30.0),
     "Z-loss, tiers": Contender(family(ZLoss, tiers=True), 0.015, 1.0, {"a": 0.1, "b": 30.0}),
     "dense softmax": Contender(DenseSoftmax, 0.015, 0.1),

@@ -18,6 +18,13 @@ from tests.support.cases import CASES
 
 from .reference import random_batch
 
+LAYOUTS = {  # of 30 to 40 classes
+    "one tail": {"frequent": 5},
+    "two softmaxes": {"frequent": (3, 8)},
+    "two tails": {"frequent": 5, "tail_cutoffs": (12,)},
+    "three softmaxes, three tails": {"frequent": (2, 5, 9), "tail_cutoffs": (14, 29)},
+}
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 TAILS = ["factored", "tiered", "gram", "dense"]
 LIKELIHOODS = {name: CASES[name] for name in ("taylor", "spherical", "quadratic")}
 every_tail = pytest.mark.parametrize("tail", TAILS)
@@ -25,24 +32,28 @@ every_likelihood = pytest.mark.parametrize("case", LIKELIHOODS.values(), ids=LIK
 
 
 class Reference:
-    """Two dense layers in float64: of the M frequent classes and "another class", and of the others."""
+    """Dense layers in float64: of the frequent classes and the clusters, and one for each cluster."""
 
     def __init__(self, layer: AdaptiveSphericalSoftmax, losses, frequencies: Tensor | None) -> None:
-        self.losses, self.M, D = losses, layer.frequent, layer.n_classes
-        bias = torch.zeros(D - self.M) if layer.tail.bias is None else layer.tail.bias
-        found = layer.weight, layer.bias, layer.tail.weight, bias
+        self.losses, self.cuts, D = losses, layer.cutoffs, layer.n_classes
+        layers = [layer, *layer.softmaxes, *layer.tails]
+        self.softmaxes = len(layer.softmaxes)
+        found = [x for each in layers for x in (each.weight, torch.zeros(()) if each.bias is None else each.bias)]
         self.parameters = [x.detach().double().clone().requires_grad_() for x in found]
-        self.a = layer.scale[self.M]
+        self.a = layer.scale[self.cuts[0] :]
         ranked = range(D) if frequencies is None else sorted(range(D), key=lambda c: -float(frequencies[c]))
         self.rank = {c: r for r, c in enumerate(ranked)}
 
     def log_prob(self, H: Tensor) -> Tensor:
         """Of all classes, (N, D)."""
-        W, b, V, v = self.parameters
-        o = H @ W.T + b
-        first = torch.cat([o[:, : self.M], self.a * o[:, self.M :]], 1).log_softmax(1)
-        by_rank = torch.cat([first[:, : self.M], first[:, self.M :] - self.losses(H @ V.T + v)], 1)
-        return by_rank[:, [self.rank[c] for c in range(len(self.rank))]]
+        o, *others = [H @ W.T + b for W, b in zip(self.parameters[::2], self.parameters[1::2], strict=True)]
+        M = self.cuts[0]
+        first = torch.cat([o[:, :M], self.a * o[:, M:]], 1).log_softmax(1)
+        by_rank = [first[:, :M]]
+        for k, outputs in enumerate(others):
+            inside = outputs.log_softmax(1) if k < self.softmaxes else -self.losses(outputs)
+            by_rank.append(first[:, M + k, None] + inside)
+        return torch.cat(by_rank, 1)[:, [self.rank[c] for c in range(len(self.rank))]]
 
     def gradients(self, hidden: Tensor, target: Tensor, reduction: str = "mean") -> tuple[Tensor, Tensor, list[Tensor]]:
         H = hidden.detach().double().reshape(-1, hidden.shape[-1]).requires_grad_()
@@ -56,16 +67,22 @@ class Reference:
     @torch.no_grad()
     def step(self, grads: list[Tensor], lr: float, tail_lr: float, weight_decay: float = 0.0) -> None:
         for i, (p, g) in enumerate(zip(self.parameters, grads, strict=True)):
-            p -= (lr if i < 2 else tail_lr) * (g + weight_decay * p)
+            p -= (lr if i < 2 + 2 * self.softmaxes else tail_lr) * (g + weight_decay * p)
 
 
 def optimizers_of(layer: AdaptiveSphericalSoftmax, lr: float, tail_lr: float, weight_decay: float = 0.0):
-    softmax = torch.optim.SGD([layer.weight, layer.bias], lr, weight_decay=weight_decay)
-    if isinstance(layer.tail, FactoredHead):
-        return softmax, FactoredSGD(layer.tail, tail_lr, weight_decay)
-    if isinstance(layer.tail, TieredHead):
-        return softmax, TieredSGD(layer.tail, tail_lr, power=0.0, weight_decay=weight_decay)
-    return softmax, torch.optim.SGD(layer.tail.parameters(), tail_lr, weight_decay=weight_decay)
+    softmaxes = [p for each in (layer, *layer.softmaxes) for p in (each.weight, each.bias)]
+    return torch.optim.SGD(softmaxes, lr, weight_decay=weight_decay), *(
+        optimizer_of(tail, tail_lr, weight_decay) for tail in layer.tails
+    )
+
+
+def optimizer_of(tail, lr: float, weight_decay: float):
+    if isinstance(tail, FactoredHead):
+        return FactoredSGD(tail, lr, weight_decay)
+    if isinstance(tail, TieredHead):
+        return TieredSGD(tail, lr, power=0.0, weight_decay=weight_decay)
+    return torch.optim.SGD(tail.parameters(), lr, weight_decay=weight_decay)
 
 
 def train_step(layer, optimizers, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,9 +97,8 @@ def train_step(layer, optimizers, hidden: Tensor, target: Tensor) -> tuple[Tenso
 
 
 def assert_same_weights(layer, reference: Reference, **tolerance: float) -> None:
-    for found, expected in zip(
-        (layer.weight, layer.bias, layer.tail.weight, layer.tail.bias), reference.parameters, strict=True
-    ):
+    layers = (layer, *layer.softmaxes, *layer.tails)
+    for found, expected in zip((x for each in layers for x in (each.weight, each.bias)), reference.parameters, strict=True):
         torch.testing.assert_close(found.detach().double(), expected.detach(), **tolerance)
 
 
@@ -92,12 +108,13 @@ def randomized(layer: AdaptiveSphericalSoftmax, seed: int = 0) -> AdaptiveSpheri
     def drawn(*shape: int) -> Tensor:
         return 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    d, rare = layer.in_features, layer.tail.num_classes
-    with torch.no_grad():
-        layer.weight.copy_(drawn(*layer.weight.shape))
-        layer.bias.copy_(drawn(*layer.bias.shape))
-    layer.tail.set_weight(drawn(rare, d))
-    layer.tail.set_bias(1 + drawn(rare))
+    for each in (layer, *layer.softmaxes):
+        with torch.no_grad():
+            each.weight.copy_(drawn(*each.weight.shape))
+            each.bias.copy_(drawn(*each.bias.shape))
+    for tail in layer.tails:
+        tail.set_weight(drawn(tail.num_classes, layer.in_features))
+        tail.set_bias(1 + drawn(tail.num_classes))
     return layer
 
 
@@ -108,11 +125,12 @@ def shuffled_frequencies(D: int, seed: int = 0) -> Tensor:
 
 @every_tail
 @every_likelihood
+@every_layout
 @pytest.mark.parametrize("ordered", [True, False])
-def test_values_gradients_and_steps(tail, case, ordered):
-    N, d, D, M = 14, 6, 30, 5
+def test_values_gradients_and_steps(tail, case, layout, ordered):
+    N, d, D = 14, 6, 30
     frequencies = None if ordered else shuffled_frequencies(D)
-    layer = randomized(AdaptiveSphericalSoftmax(d, D, M, case.make(), frequencies, tail).double())
+    layer = randomized(AdaptiveSphericalSoftmax(d, D, loss=case.make(), frequencies=frequencies, tail=tail, **layout).double())
     reference, optimizers = Reference(layer, case.oracle, frequencies), optimizers_of(layer, 0.05, 0.1)
     for step in range(6):
         hidden, target, _ = random_batch(N, d, D, seed=step, ignored=step % 3)
@@ -159,7 +177,7 @@ def test_nothing_counted():
     assert value.isnan()  # the mean of nothing, as in torch
     assert not grad.any()
     for name, x in layer.state_dict().items():
-        if name != "tail._extra_state":  # has the number of steps
+        if name != "clusters.0.head._extra_state":  # has the number of steps
             assert torch.equal(x, before[name]), name
 
 
@@ -192,10 +210,11 @@ def test_any_shape(N, d, D, share, tail, seed):
 
 @every_tail
 @every_likelihood
-def test_all_log_probabilities_and_the_best_of_them(tail, case):
+@every_layout
+def test_all_log_probabilities_and_the_best_of_them(tail, case, layout):
     d, D, M = 5, 40, 6
     frequencies = shuffled_frequencies(D)
-    layer = randomized(AdaptiveSphericalSoftmax(d, D, M, case.make(), frequencies, tail).double())
+    layer = randomized(AdaptiveSphericalSoftmax(d, D, loss=case.make(), frequencies=frequencies, tail=tail, **layout).double())
     hidden = random_batch(12, d, D, seed=3)[0]
     expected = Reference(layer, case.oracle, frequencies).log_prob(hidden).detach()
     torch.testing.assert_close(layer.log_prob(hidden.reshape(3, 4, d)).reshape(12, D), expected, rtol=1e-8, atol=1e-10)
@@ -233,9 +252,10 @@ def test_reductions(reduction):
 
 @every_tail
 @every_likelihood
-def test_start_is_the_class_frequencies(tail, case):
+@pytest.mark.parametrize("layout", [{"frequent": 3}, {"frequent": (2, 4), "tail_cutoffs": (7,)}])
+def test_start_is_the_class_frequencies(tail, case, layout):
     frequencies = torch.tensor([3.0, 50, 1, 20, 7, 7, 100, 2, 2])
-    layer = AdaptiveSphericalSoftmax(4, 9, 3, case.make(), frequencies, tail).double()
+    layer = AdaptiveSphericalSoftmax(4, 9, loss=case.make(), frequencies=frequencies, tail=tail, **layout).double()
     log_p = layer.log_prob(torch.randn(5, 4, dtype=torch.float64))
     torch.testing.assert_close(log_p.exp(), (frequencies / frequencies.sum()).double().expand(5, 9), rtol=1e-5, atol=0)
 
@@ -246,6 +266,19 @@ def test_start_is_the_class_frequencies(tail, case):
 def test_the_row_of_another_class_has_the_curvature_of_the_most_frequent_one(counts, square):
     layer = AdaptiveSphericalSoftmax(3, 5, 2, frequencies=torch.tensor(counts))
     torch.testing.assert_close(layer.scale, torch.tensor([1.0, 1.0, square**0.5]))
+
+
+def test_the_row_of_each_cluster_is_scaled_by_its_own_curvature():
+    layer = AdaptiveSphericalSoftmax(3, 6, (1, 3), frequencies=torch.tensor([20.0, 19, 18, 17, 15, 11]))
+    expected = [1.0, (0.2 * 0.8 / (0.37 * 0.63)) ** 0.5, (0.2 * 0.8 / (0.43 * 0.57)) ** 0.5]
+    torch.testing.assert_close(layer.scale, torch.tensor(expected))
+
+
+def test_with_several_tails_the_only_one_is_an_error():
+    layer = AdaptiveSphericalSoftmax(3, 30, (2, 5), tail_cutoffs=(10,))
+    assert [tail.num_classes for tail in layer.tails] == [5, 20]
+    with pytest.raises(ValueError, match=r"2 tails, of 5, 20 classes: use layer.tails"):
+        _ = layer.tail
 
 
 def test_start_without_frequencies_is_zipf_s_law():
@@ -363,6 +396,11 @@ def test_evaluation_leaves_nothing_for_the_optimizer():
 BAD = {
     "as many frequent classes as there are": ({"frequent": 30}, ValueError, r"frequent is 30, but must be between 1 and 29"),
     "no frequent class": ({"frequent": 0}, ValueError, r"frequent is 0"),
+    "no softmax": ({"frequent": ()}, ValueError, r"frequent and tail_cutoffs are \(\) and \(\), .* at least one"),
+    "softmaxes that do not increase": ({"frequent": (5, 5)}, ValueError, r"\(5, 5\) and \(\), but must be ranks that increase"),
+    "a tail before a softmax": ({"tail_cutoffs": (4,)}, ValueError, r"\(5,\) and \(4,\), but must be ranks that increase"),
+    "a tail beyond all classes": ({"tail_cutoffs": (30,)}, ValueError, r"between 1 and 29 for 30 classes"),
+    "one head for two tails": ({"tail_cutoffs": (9,)}, ValueError, r"\[\(4, 25\)\], but must have \[\(4, 4\), \(4, 21\)\]"),
     "frequencies of another length": ({"frequencies": torch.ones(29)}, ValueError, r"\(29,\), but must .*\(30,\)"),
     "a frequency of zero": ({"frequencies": torch.arange(30)}, ValueError, "positive and finite.*add one"),
     "a negative frequency": ({"frequencies": torch.arange(30) - 5.0}, ValueError, "positive and finite"),
@@ -372,7 +410,11 @@ BAD = {
     "label smoothing": ({"loss": sl.TaylorSoftmaxLoss(label_smoothing=0.1)}, ValueError, "label_smoothing=0.1"),
     "class weights": ({"loss": sl.TaylorSoftmaxLoss(weight=torch.ones(25))}, ValueError, "weight per class"),
     "an unknown tail": ({"tail": "spherical"}, ValueError, "tail 'spherical' is not known; use one of factored"),
-    "a tail of another size": ({"tail": DenseHead(4, 30)}, ValueError, "num_classes=30, but must have 4 and 25"),
+    "a tail of another size": (
+        {"tail": DenseHead(4, 30)},
+        ValueError,
+        r"num_classes \[\(4, 30\)\], but must have \[\(4, 25\)\]",
+    ),
     "an unknown reduction": ({"reduction": "max"}, ValueError, "reduction 'max'"),
 }
 

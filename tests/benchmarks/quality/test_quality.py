@@ -38,7 +38,8 @@ def small_text(monkeypatch: pytest.MonkeyPatch) -> TextSplits:
     monkeypatch.setattr(training, "frequencies", lambda vocabulary: splits.train.frequencies)
     for module, name, value in [
         (training, "HIDDEN", d), (training, "EMBEDDING", 4), (training, "BATCH", 20),
-        (contenders, "FREQUENT", 10), (contenders, "NEGATIVES", 16), (contenders, "CUTOFFS", (10, 30)),
+        (contenders, "FREQUENT", (5, 10)), (contenders, "TAIL_CUTOFFS", (20,)),
+        (contenders, "NEGATIVES", 16), (contenders, "CUTOFFS", (10, 30)),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, value)
     return splits
@@ -46,8 +47,8 @@ def small_text(monkeypatch: pytest.MonkeyPatch) -> TextSplits:
 
 def example(name: str, steps: int = 30) -> Training:
     """At rates that suit 60 words."""
-    options = {"tail_lr": 0.3} if "tail_lr" in CONTENDERS[name].options else CONTENDERS[name].options
-    return Training("115,519", name, 1, steps, 0.02, 0.3, options)
+    lr = 0.03 if name.startswith("adaptive spherical") else 0.3  # its tails have 25 times that
+    return Training("115,519", name, 1, steps, 0.02, lr, CONTENDERS[name].options)
 
 
 def dense_log_probabilities(name: str, layer: contenders.Layer, h: torch.Tensor) -> torch.Tensor:
@@ -67,8 +68,9 @@ def dense_log_probabilities(name: str, layer: contenders.Layer, h: torch.Tensor)
         return linear(layer.layer.head.weight, layer.layer.head.bias).log_softmax(1)
     if name.startswith("adaptive spherical"):
         first = (linear(layer.layer.weight, layer.layer.bias) * layer.layer.scale.double()).log_softmax(1)
-        tail = layer.layer.tail.to_linear()
-        by_rank = torch.cat([first[:, :-1], first[:, -1:] + family(linear(tail.weight, tail.bias))], 1)
+        (second,), tails = layer.layer.softmaxes, [tail.to_linear() for tail in layer.layer.tails]
+        inside = [linear(second.weight, second.bias).log_softmax(1), *(family(linear(t.weight, t.bias)) for t in tails)]
+        by_rank = torch.cat([first[:, :-3], *(first[:, k - 3, None] + log_p for k, log_p in enumerate(inside))], 1)
         return torch.empty_like(by_rank).index_copy_(1, layer.layer.order, by_rank)
     exported = layer.head.to_linear()
     return family(linear(exported.weight, exported.bias))

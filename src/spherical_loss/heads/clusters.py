@@ -1,0 +1,67 @@
+"""Clusters: classes that have probabilities among themselves, by a softmax or by a loss of the family on a head."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spherical_loss.base import SphericalLoss
+from spherical_loss.heads.base import Head, TopK
+from spherical_loss.statistics import widened
+
+
+class Cluster(nn.Module):
+    """``p(c | h)`` of the classes of one cluster, numbered from 0, given that the class is one of them."""
+
+    @abstractmethod
+    def log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
+        """Log-probabilities of these classes, ``(N, K)``, of hidden vectors (N, d)."""
+
+    @abstractmethod
+    def all_log_prob(self, H: Tensor) -> Tensor:
+        """Log-probabilities of all classes of the cluster, ``(N, size)``."""
+
+    @abstractmethod
+    def topk(self, H: Tensor, k: int) -> TopK:
+        """The ``k`` most probable classes of the cluster, or all of them, with their log-probabilities."""
+
+
+class SoftmaxCluster(Cluster):
+    """A softmax over the outputs of a linear layer, which starts at these probabilities ``p``, ``(size,)``."""
+
+    def __init__(self, in_features: int, p: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(len(p), in_features))
+        self.bias = nn.Parameter((p / p.sum()).log().to(self.weight.dtype))
+
+    def log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
+        return self.all_log_prob(H).gather(1, classes)
+
+    def all_log_prob(self, H: Tensor) -> Tensor:
+        o = F.linear(H, self.weight, self.bias)
+        return F.log_softmax(o, 1, dtype=widened(o.dtype))
+
+    def topk(self, H: Tensor, k: int) -> TopK:
+        return TopK(*self.all_log_prob(H).topk(min(k, len(self.bias))))
+
+
+class SphericalCluster(Cluster):
+    """A likelihood of the family on the statistics of a head, without the outputs of all its classes."""
+
+    def __init__(self, head: Head, loss: SphericalLoss) -> None:
+        super().__init__()
+        self.head, self.loss = head, loss
+
+    def log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
+        s, q, o_c = self.head.statistics(H, classes)
+        return -self.loss.formula(s.unsqueeze(1), q.unsqueeze(1), o_c, self.head.num_classes)
+
+    def all_log_prob(self, H: Tensor) -> Tensor:
+        return self.loss.log_probabilities(self.head.logits(H))
+
+    def topk(self, H: Tensor, k: int) -> TopK:
+        found = self.head.topk(H, min(k, self.head.num_classes), self.loss).classes
+        return TopK(self.log_prob(H, found), found)
