@@ -74,9 +74,9 @@ class CompareHeads(Compare):
 
     head: tuple[HeadName, ...] = ("dense",)
     """Output layers: dense computes the logits; gram and factored do not, and are exact, too, for the losses of the
-    family; tiered is factored, with larger rates for more frequent words; adaptive-spherical is a softmax over the 2,000 most
-    frequent words, with the loss over the others; sampled and adaptive are the usual alternatives for softmax. With several,
-    each loss is trained with those that it works with."""
+    family; tiered is factored, with larger rates for more frequent words; adaptive-spherical has softmaxes over the 2,000
+    most frequent words, and the loss over the others; sampled and adaptive are the usual alternatives for softmax.
+    With several, each loss is trained with those that it works with."""
 
     def check(self) -> None:
         super().check()

@@ -34,6 +34,8 @@ from spherical_loss.learning_rate import suggested_lr
 
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 FREQUENT = 2_000  # classes of the softmax of the adaptive spherical softmax, and half of the classes at most
+MANY_CLASSES = 32_000  # from here on it has two softmaxes and two tails:
+FREQUENT_OF_MANY, TAIL_CUTOFFS = (500, FREQUENT), (8_000,)  # as in benchmarks.quality
 BATCH = 500  # examples that are evaluated at once
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows again for each batch
 
@@ -118,29 +120,37 @@ def made_head(name: str, d: int, train: TextSet, loss: Loss) -> Head | Likelihoo
         return AdaptiveSoftmax(d, D)
     if name == "adaptive-spherical":
         assert isinstance(loss, SphericalLoss)
-        return AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, frequencies)
+        if D < MANY_CLASSES:
+            return AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, frequencies)
+        return AdaptiveSphericalSoftmax(d, D, FREQUENT_OF_MANY, loss, frequencies, tail_cutoffs=TAIL_CUTOFFS)
     if name == "tiered":
         return TieredHead(d, D, init="zero", frequencies=frequencies)
     return HEADS[name](d, D, init="zero")
 
 
 class SGDBesideFactored(torch.optim.SGD):
-    """Plain SGD of parameters, and the exact SGD of a factored or tiered head, at fixed multiples of the first rate."""
+    """Plain SGD of parameters, and the exact SGD of factored or tiered heads, at fixed multiples of the first rate."""
 
-    def __init__(self, groups: Any, lr: float, factored: FactoredSGD | TieredSGD) -> None:
+    def __init__(self, groups: Any, lr: float, *factored: FactoredSGD | TieredSGD) -> None:
         super().__init__(groups, lr)
-        self.factored, self.multiples = factored, [group["lr"] / lr for group in factored.param_groups]
+        self.factored = factored
+        self.multiples = [group["lr"] / lr for group in self.factored_groups()]
+
+    def factored_groups(self) -> list[dict[str, Any]]:
+        return [group for each in self.factored for group in each.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self.factored.zero_grad()
+        for each in self.factored:
+            each.zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         value = super().step(closure)  # a closure makes the gradients of both
-        for group, multiple in zip(self.factored.param_groups, self.multiples, strict=True):
+        for group, multiple in zip(self.factored_groups(), self.multiples, strict=True):
             group["lr"] = self.param_groups[0]["lr"] * multiple
         try:
-            self.factored.step()
+            for each in self.factored:
+                each.step()
         except ValueError as error:  # a step so large that it erases a direction of W
             raise FloatingPointError(str(error)) from error
         return value
@@ -160,9 +170,10 @@ def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> to
         {"params": head.parameters(), "lr": settings.lr * settings.output_rate},
     ]
     if isinstance(head, AdaptiveSphericalSoftmax):
-        suggested = suggested_lr(head.tail, head.loss, settings.batch_size)
-        rate = suggested if settings.tail_rate is None else settings.lr * settings.tail_rate
-        return SGDBesideFactored(groups, settings.lr, FactoredSGD(head.tail, rate))
+        given = None if settings.tail_rate is None else settings.lr * settings.tail_rate
+        rates = [given or suggested_lr(tail, head.loss, settings.batch_size) for tail in head.tails]
+        tails = [FactoredSGD(tail, rate) for tail, rate in zip(head.tails, rates, strict=True)]
+        return SGDBesideFactored(groups, settings.lr, *tails)
     return torch.optim.SGD(groups, settings.lr)
 
 
