@@ -83,7 +83,10 @@ class Mixed(Likelihood):
 
     def optimizers(self, lr: float) -> list[Optimizer]:
         later = [p for softmax in self.layer.softmaxes for p in softmax.parameters()]
-        softmaxes = [{"params": [self.layer.weight, self.layer.bias]}, {"params": later, "lr": SECOND_SOFTMAX * lr}]
+        softmaxes: list[dict[str, Any]] = [
+            {"params": [self.layer.weight, self.layer.bias]},
+            {"params": later, "lr": SECOND_SOFTMAX * lr},
+        ]
         return [SGD(softmaxes, lr), *(FactoredSGD(tail, self.tails * lr) for tail in self.layer.tails)]
 
     def measure(self) -> Measure:
