@@ -167,6 +167,22 @@ def test_logits_statistics_and_topk_agree_with_the_dense_layer(Kind, monkeypatch
 
 @every_head
 @pytest.mark.parametrize("bias", [True, False])
+def test_outputs_of_some_classes(Kind, bias):
+    torch.manual_seed(0)
+    head = Kind(6, 57, bias=bias).double()
+    optimizer = optimizer_of(head, lr=0.1)
+    for step in range(3):
+        hidden, target, _ = random_batch(8, 6, 57, seed=step)
+        train_step(head, sl.TaylorSoftmaxLoss(), optimizer, hidden, target)
+        if isinstance(head, FactoredHead):
+            head.close_frame()
+    classes = torch.randint(57, (8, 5))
+    expected = DenseReference(head.weight, head.bias).logits(hidden).gather(1, classes)
+    torch.testing.assert_close(head.outputs_of(hidden, classes), expected)
+
+
+@every_head
+@pytest.mark.parametrize("bias", [True, False])
 def test_conversion_from_and_to_linear(Kind, bias):
     linear = torch.nn.Linear(6, 20, bias=bias)
     head = Kind.from_linear(linear, ignore_index=-1)

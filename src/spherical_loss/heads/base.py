@@ -121,8 +121,7 @@ class Head(nn.Module, ABC):
             raise ValueError(f"k is {k}, but must be between 1 and the {self.num_classes} classes")
         H = hidden.reshape(-1, self.in_features)
         N, D = H.shape[0], self.num_classes
-        # A loss that is given by its formula alone ranks through s and q; all others need the outputs only.
-        s, q = self.sums(H) if type(loss).score is SphericalLoss.score else H.new_zeros(2, N)
+        s, q = self.sums_for(loss, H)
         best_scores = H.new_empty(N, 0, dtype=widened(H.dtype))
         best_classes = torch.empty(N, 0, dtype=torch.long, device=H.device)
         for start, o in self.logit_chunks(H, rows=chunk_rows(N, at_least=k)):
@@ -134,6 +133,20 @@ class Head(nn.Module, ABC):
             best_classes = classes.gather(1, order)
         shape = (*hidden.shape[:-1], best_scores.shape[1])
         return TopK(best_scores.reshape(shape), self.class_of(best_classes).reshape(shape))
+
+    def sums_for(self, loss: Loss, H: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``loss.score`` needs: a loss given by its formula alone ranks through s and q, all others by the outputs."""
+        s, q = self.sums(H) if type(loss).score is SphericalLoss.score else H.new_zeros(2, H.shape[0])
+        return s, q
+
+    @torch.no_grad()
+    def outputs_of(self, H: Tensor, classes: Tensor) -> Tensor:
+        """The outputs of K classes for each of the hidden vectors (N, d), (N, K), without gradient; float32 at least."""
+        rows = self.dense_rows(classes.flatten()).unflatten(0, classes.shape)
+        with full_precision(H.device):
+            X = H.to(widened(rows.dtype)).unsqueeze(2)
+            o = torch.bmm(rows[:, :, : self.in_features].to(X.dtype), X).squeeze(2)
+        return o + rows[:, :, -1] if self.has_bias else o
 
     def class_of(self, found: Tensor) -> Tensor:
         """The classes of outputs that are counted as :meth:`logit_chunks` counts them."""

@@ -188,6 +188,13 @@ class FactoredHead(Head):
             yield first + start, o
 
     @torch.no_grad()
+    def outputs_of(self, H: Tensor, classes: Tensor) -> Tensor:
+        X, rows = self.extended(H), self.current_rows(classes.flatten()).unflatten(0, classes.shape)
+        with full_precision(X.device):  # as in logit_chunks: U is applied to the N hidden vectors, not to the N K rows
+            offset = (X @ self.w0.to(X.dtype)).unsqueeze(1)
+            return offset + torch.bmm(rows, self.U.transform_transposed(X).unsqueeze(2)).squeeze(2)
+
+    @torch.no_grad()
     def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
         if self.shard.group is None:
             return super().topk(hidden, k, loss)
