@@ -8,7 +8,6 @@ are ratios to ``head.topk``, in turns (A B A B ...), on one thread. The figures 
 from __future__ import annotations
 
 import json
-import time
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,8 +15,9 @@ import faiss
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import RESULTS, Work, interleaved, show, with_spread
+from benchmarks.timing import RESULTS, Work, interleaved, ratio_cells
 from spherical_loss import DenseHead, FactoredHead, FactoredSGD, FaissIndex, Head, TaylorSoftmaxLoss
+from spherical_loss.experiments.table import Table, show
 from spherical_loss.learning_rate import suggested_lr
 
 D, d, K = 200_000, 64, 10
@@ -28,7 +28,18 @@ INDEXES: dict[str, tuple[str | None, bool]] = {  # the factory, and whether it i
     "IVF1024,Flat, 32 of the clusters": ("IVF1024,Flat", False),
     "IVF1024,Flat, tuned": ("IVF1024,Flat", True),
 }
-HEADER = ["rows", "index", "built in", "bytes of a row", "candidates, clusters", "recall", "one query", "64 queries"]
+HEADER = [
+    "rows",
+    "index",
+    "bytes of a row",
+    "candidates",
+    "clusters",
+    "recall",
+    "one query",
+    "quartiles",
+    "64 queries",
+    "quartiles",
+]
 
 
 class Rows(NamedTuple):
@@ -72,16 +83,13 @@ def trained_rows(steps: int = 2_000, N: int = 256) -> Rows:
 def measured(rows: Rows, repeats: int) -> list[dict[str, Any]]:
     loss, found = TaylorSoftmaxLoss(), []
     for name, (factory, tuned) in INDEXES.items():
-        start = time.perf_counter()
         index = FaissIndex(rows.head, factory)
-        seconds = time.perf_counter() - start
         if tuned:
             index.tune(rows.tuning, K, loss, RECALL)
         clusters = faiss.try_extract_index_ivf(index.index)
         row: dict[str, Any] = {
             "rows": rows.name,
             "index": name,
-            "build": seconds,
             "bytes": len(faiss.serialize_index(index.index)) / D,
             "candidates": index.candidates,
             "nprobe": None if clusters is None else clusters.nprobe,
@@ -96,19 +104,20 @@ def measured(rows: Rows, repeats: int) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [
+def table(rows: list[dict[str, Any]]) -> Table:
+    cells = [
         [
             row["rows"],
             row["index"],
-            f"{row['build']:.1f} s",
             f"{row['bytes']:.0f}",
-            f"{row['candidates']}" + ("" if row["nprobe"] is None else f", {row['nprobe']}"),
+            f"{row['candidates']}",
+            "-" if row["nprobe"] is None else f"{row['nprobe']}",
             f"{row['recall']:.1%}",
-            *(with_spread(row[f"ratio {n}"]) for n in (1, 64)),
+            *(cell for n in (1, 64) for cell in ratio_cells(row[f"ratio {n}"])),
         ]
         for row in rows
     ]
+    return Table(f"The {K} best of {D:,} classes, d={d}", HEADER, cells)
 
 
 def main(repeats: int = 15) -> None:
@@ -119,7 +128,7 @@ def main(repeats: int = 15) -> None:
     for make in (random_rows, trained_rows):
         rows += measured(make(), repeats)
         (RESULTS / "search.json").write_text(json.dumps(rows, indent=1) + "\n")
-    show(f"The {K} best of {D:,} classes, d={d}", HEADER, table(rows))
+    show(table(rows))
 
 
 if __name__ == "__main__":

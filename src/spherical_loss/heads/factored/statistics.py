@@ -120,7 +120,7 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
     ``q = alpha^2 u^T Q u + 2 alpha r^T Q u + r^T Q r``, with ``Q u`` in float64: see :mod:`spherical_loss.heads.split`.
     """
     precise = statistics_dtype(X.device)
-    s = q = torch.zeros(len(X), dtype=precise, device=X.device)
+    s = q = torch.zeros(X.shape[0], dtype=precise, device=X.device)
     products = [X @ head.V.T if head.is_small else X for head in heads]
     if large := [i for i, head in enumerate(heads) if not head.is_small]:
         u, alpha, R = split(X)
