@@ -234,12 +234,12 @@ class SphericalLoss(Loss):
         counted = (target >= 0) & (target != self.ignore_index)
         classes = torch.where(counted, target, 0)
         if target_weight is None:
-            return self._reduce(self._counted_losses(s, q, o_c, D, counted), counted, classes).to(dtype)
+            return self._reduce(_guarded(self._counted_losses(s, q, o_c, D, counted)), counted, classes).to(dtype)
         # K targets per example are class probabilities of which only K are not zero, and are reduced in the same way.
         share = torch.where(counted, target_weight.to(precise), 0.0)
         if self.weight is not None:
             share = share * self.weight.to(precise)[classes]
-        losses = self._counted_losses(s.unsqueeze(-1), q.unsqueeze(-1), o_c, D, counted)
+        losses = _guarded(self._counted_losses(s.unsqueeze(-1), q.unsqueeze(-1), o_c, D, counted))
         return reduced((losses * share).sum(-1), None, self.reduction).to(dtype)
 
     def _of_all_classes(self, o: Tensor, target: Tensor) -> Tensor:
@@ -272,6 +272,12 @@ class SphericalLoss(Loss):
             return reduced(losses, counted, self.reduction)
         importance = torch.where(counted, self.weight.to(losses.dtype)[classes], 0.0)
         return reduced(losses * importance, importance, self.reduction)
+
+
+def _guarded(losses: Tensor) -> Tensor:
+    """The same losses. Where one is not finite, neither is its gradient: the logarithm of a negative number is NaN, but its
+    slope is finite, and an optimizer would follow it."""
+    return losses * (1 + 0 * losses.detach())
 
 
 def reduced(losses: Tensor, importance: Tensor | None, reduction: str) -> Tensor:

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from spherical_loss.heads.base import CHUNK, full_precision, target_rows, weighted_sum
 from spherical_loss.heads.dense import ParameterHead
-from spherical_loss.heads.split import Split, along, split
+from spherical_loss.heads.split import Split, along, split, without_rounding
 from spherical_loss.statistics import statistics_dtype, widened
 
 BLOCK = 256  # columns of a block of the symmetric Gram matrix; fastest of 96 .. 384 at D=50,257, d=768
@@ -91,7 +91,7 @@ class _GramStatistics(torch.autograd.Function):
             o_c = o_c if b is None else o_c + b[classes]
         ctx.save_for_backward(H, W, b, classes, HQ, w, C, u, alpha)
         ctx.form = form
-        return s, q, o_c.to(precise)
+        return s, without_rounding(q, len(W)), o_c.to(precise)
 
     @staticmethod
     @once_differentiable

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+NO_MORE_THAN_ROUNDING = 1e-6  # of a mean square of the outputs of all classes
+
 
 class Split(NamedTuple):
     """N hidden vectors, of size d."""
@@ -45,3 +47,9 @@ def split(X: Tensor) -> Split:
 
 def along(X: Tensor, u: Tensor, alpha: Tensor) -> Split:
     return Split(u, alpha, torch.addr(X, alpha, u, alpha=-1))
+
+
+def without_rounding(q: Tensor, D: int) -> Tensor:
+    """``q`` of D outputs that are all 0 may be slightly negative in floating point: then it is 0. A q that is far below has lost
+    all of its digits, and stays as it is: a step refuses it."""
+    return q.masked_fill((q < 0) & (q > -NO_MORE_THAN_ROUNDING * D), 0.0)

@@ -347,6 +347,65 @@ def test_not_finite_leaves_the_head_untouched(where, value):
     trained(head, optimizer, 1)  # zero_grad, then a normal step
 
 
+class LogOfDifference(sl.SphericalLoss):
+    """NaN, with finite slopes, where q is less than ``least``."""
+
+    def __init__(self, least, **options):
+        super().__init__(**options)
+        self.least = least
+
+    def formula(self, s, q, o_c, D):
+        return torch.log(q - self.least) - o_c
+
+
+def tiered(d, D):
+    return sl.TieredHead(d, D, cuts=(D // 4,))
+
+
+@pytest.mark.parametrize(("kind", "optimizer_of"), [(FactoredHead, FactoredSGD), (tiered, sl.TieredSGD)])
+@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize("why", ["q", "loss", "lr"])
+def test_a_batch_without_a_meaning_is_refused(kind, optimizer_of, targets, why):
+    """A step was taken although the loss was NaN: its slope was finite."""
+    torch.manual_seed(0)
+    d, D, N = 16, 200, 64
+    head = kind(d, D)
+    directions = torch.linalg.qr(torch.randn(d, 2))[0]
+    weights = torch.randn(D, d)
+    head.set_weight(weights - weights @ directions @ directions.T)
+    optimizer = optimizer_of(head, lr=1e20 if why == "lr" else 1e-12)
+    hidden = torch.randn(N, d)
+    if why == "q":  # large in two directions that the weights do not see: float32 has no digits left for q
+        hidden += 1e5 * torch.randn(N, 2).sign() @ directions.T
+    target, shares = torch.randint(D, (N, targets)), torch.rand(N, targets)
+    statistics = head(hidden, target[:, 0]) if targets == 1 else head(hidden, target, shares)
+    value = (LogOfDifference(1e9) if why == "loss" else sl.TaylorSoftmaxLoss())(statistics)
+    assert value.isnan() or why == "lr"
+    assert (statistics.q < 0).any() == (why == "q")
+    value.backward()
+    before = copy.deepcopy(head.state_dict())
+    said = {"q": r"q = .* examples, first \d+ is negative \(-.*center", "loss": "NaN .* in g_q of 64", "lr": r"lr=.*e\+20"}
+    with pytest.raises(FloatingPointError, match=f"{said[why]}.*the head is unchanged"):
+        optimizer.step()
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_a_negative_q_of_an_ignored_example_does_not_count():
+    torch.manual_seed(0)
+    head = FactoredHead(16, 200, bias=False)
+    directions = torch.linalg.qr(torch.randn(16, 2))[0]
+    weights = torch.randn(200, 16)
+    head.set_weight(weights - weights @ directions @ directions.T)
+    hidden = 1e5 * torch.randn(64, 2).sign() @ directions.T + torch.randn(64, 16)
+    negative = head.sums(hidden)[1] < 0
+    assert 0 < negative.sum() < 64
+    target = torch.randint(200, (64,)).masked_fill(negative, -100)
+    statistics = head(hidden, target)
+    sl.TaylorSoftmaxLoss()(statistics).backward()
+    FactoredSGD(head, lr=1e-12).step()
+
+
 def test_what_is_refused():
     head, loss = FactoredHead(6, 40), sl.TaylorSoftmaxLoss()
     optimizer = FactoredSGD(head, lr=1.0)

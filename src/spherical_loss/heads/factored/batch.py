@@ -38,6 +38,8 @@ class BatchGradients:
 
     H: Tensor
     """(N, d) hidden vectors, extended by a one for the bias."""
+    q: Tensor
+    """(N,)"""
     g_s: Tensor
     """(N,)"""
     g_q: Tensor
@@ -53,6 +55,11 @@ class BatchGradients:
     """That of the weights."""
 
     @property
+    def negative_q(self) -> Tensor:
+        """(N,) whether the loss depends on a q that is negative: on digits that float32 has lost."""
+        return (self.q < 0) & (self.g_q != 0)
+
+    @property
     def targets(self) -> Tensor:
         """(N, K)"""
         return self.classes[self.positions]
@@ -65,10 +72,10 @@ def joined(batches: list[BatchGradients]) -> BatchGradients:
     K = max(b.g_c.shape[1] for b in batches)
     classes, positions = torch.cat([pad(b.targets, (0, K - b.g_c.shape[1])) for b in batches]).unique(return_inverse=True)
     g_c = torch.cat([pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
-    H, g_s, g_q = (torch.cat(parts) for parts in zip(*((b.H, b.g_s, b.g_q) for b in batches), strict=True))
+    H, q, g_s, g_q = (torch.cat(parts) for parts in zip(*((b.H, b.q, b.g_s, b.g_q) for b in batches), strict=True))
     parts = zip(*(b.heads for b in batches), strict=True)
     heads = [_joined_heads(part) for part in parts]
-    return BatchGradients(H, g_s, g_q, g_c, classes, positions, heads, batches[0].version)
+    return BatchGradients(H, q, g_s, g_q, g_c, classes, positions, heads, batches[0].version)
 
 
 def _joined_heads(parts: tuple[HeadGradients, ...]) -> HeadGradients:
@@ -83,10 +90,11 @@ def gathered(batch: BatchGradients, shard: Shard, **options: object) -> BatchGra
     if shard.group is None:
         return batch
     per_head = [x for head in batch.heads for x in (head.grad_H, head.P)]
-    floats = [batch.H, batch.g_s.unsqueeze(1), batch.g_q.unsqueeze(1), batch.g_c, *per_head]
+    floats = [batch.H, batch.q.unsqueeze(1), batch.g_s.unsqueeze(1), batch.g_q.unsqueeze(1), batch.g_c, *per_head]
     targets, packed = map(torch.cat, shard.gather(batch.targets, torch.cat(floats, 1), **options))
-    H, *gradients = packed.split([x.shape[1] for x in floats], 1)
+    H, q, *gradients = packed.split([x.shape[1] for x in floats], 1)
     g_s, g_q, g_c, *per_head = (g / shard.ranks for g in gradients)
     classes, positions = targets.unique(return_inverse=True)
     heads = [HeadGradients(grad_H, P) for grad_H, P in zip(per_head[::2], per_head[1::2], strict=True)]
-    return BatchGradients(H.contiguous(), g_s.squeeze(1), g_q.squeeze(1), g_c, classes, positions, heads, batch.version)
+    per_example = q.squeeze(1), g_s.squeeze(1), g_q.squeeze(1)
+    return BatchGradients(H.contiguous(), *per_example, g_c, classes, positions, heads, batch.version)

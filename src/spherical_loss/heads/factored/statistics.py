@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, selected, weighted_sum
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
-from spherical_loss.heads.split import split
+from spherical_loss.heads.split import split, without_rounding
 from spherical_loss.statistics import statistics_dtype
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class FactoredStatistics(torch.autograd.Function):
                 W_rows.append(dense)
             W_c = selected(_assembled(W_rows, slices, len(unique)), positions)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
-        ctx.save_for_backward(X, W_c, unique, positions, *products, *current)
+        ctx.save_for_backward(X, q.to(X.dtype), W_c, unique, positions, *products, *current)
         ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
         ctx.frames = [span.head.U.frame for span in spans]
         return s, q, o_c.to(statistics_dtype(H.device))
@@ -86,7 +86,7 @@ class FactoredStatistics(torch.autograd.Function):
                 "run the forward pass again"
             )
         spans = reader.spans
-        X, W_c, classes, positions, *saved = ctx.saved_tensors
+        X, q, W_c, classes, positions, *saved = ctx.saved_tensors
         products, current = saved[: len(spans)], saved[len(spans) :]
         g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
         heads = []
@@ -102,7 +102,7 @@ class FactoredStatistics(torch.autograd.Function):
                     heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
             grad_H = _sum([head.grad_H for head in heads])[:, : reader.in_features]
         if reader.training:
-            reader.gradients.append(BatchGradients(X, g_s, g_q, g_c, classes, positions, heads, ctx.version))
+            reader.gradients.append(BatchGradients(X, q, g_s, g_q, g_c, classes, positions, heads, ctx.version))
         # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
         return grad_H.to(ctx.dtype, copy=True), None, None, None
 
@@ -134,7 +134,7 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
     for head, o in zip(heads, products, strict=True):
         if head.is_small:
             s, q = s + o.sum(1), q + o.square().sum(1)
-    return s, q, products
+    return s, without_rounding(q, sum(head.num_classes for head in heads)), products
 
 
 def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:

@@ -63,7 +63,8 @@ class BatchTerms:
 
     @cached_property
     def H_norm(self) -> float:
-        return float(torch.linalg.vector_norm(self.batch.H))
+        """NaN if a q is negative: such a batch is refused with what is not finite, and the device is waited for once."""
+        return float(torch.linalg.vector_norm(self.batch.H).masked_fill(self.batch.negative_q.any(), math.nan))
 
 
 class HeadStep:
@@ -90,8 +91,9 @@ class HeadStep:
         self.rate, self.decay = rate, decay
         self.X = self.gradients.grad_H.sub(self.Z, alpha=rate / (2 * decay))
         norm = rate / decay * self.terms.A.norm
-        change = rate * self.terms.H_norm * float(torch.linalg.vector_norm(self.X))  # at least as large as any change of Q
-        check_finite(norm + change, self.X.dtype, self.terms.batch)
+        # Bounds of the largest entry of Q, and of its change.
+        Q, X = torch.stack([self.head.Q.value.trace(), torch.linalg.vector_norm(self.X)]).tolist()
+        check_finite(norm + Q + rate * self.terms.H_norm * X, rate, self.X.dtype, self.terms.batch)
         if norm > 0.9:  # below, every eigenvalue of B is positive
             self._check_invertible()
 
@@ -173,7 +175,7 @@ class SmallHeadStep:
         """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite."""
         self.rate, self.decay = rate, decay
         norm = float(torch.linalg.vector_norm(self.head.V)) + rate * float(torch.linalg.vector_norm(self.grad_W))
-        check_finite(norm**2, self.grad_W.dtype, self.terms.batch)
+        check_finite(norm**2, rate, self.grad_W.dtype, self.terms.batch)
 
     def write(self) -> None:
         self.head.V.mul_(self.decay).sub_(self.grad_W, alpha=self.rate)
@@ -202,17 +204,31 @@ def clipping(steps: Sequence[HasNorm], max_grad_norm: float | None) -> float:
     return min(1.0, max_grad_norm / (norm + 1e-6)) if math.isfinite(norm) else norm
 
 
-def check_finite(bound: float, dtype: torch.dtype, batch: BatchGradients) -> None:
+def check_finite(bound: float, rate: float, dtype: torch.dtype, batch: BatchGradients) -> None:
     """Raise unless numbers of this size can be stored: a bound of all that is written is enough."""
     if not bound < torch.finfo(dtype).max:
-        raise FloatingPointError(_not_finite(batch))
+        raise FloatingPointError(
+            f"{_what_is_wrong(batch, rate)}: the head is unchanged; call zero_grad() and skip this batch, or lower the "
+            "learning rate"
+        )
 
 
-def _not_finite(batch: BatchGradients) -> str:
-    names = {"the hidden vectors": batch.H, "g_s": batch.g_s, "g_q": batch.g_q, "g_c": batch.g_c}
-    bad = {name: (~x.isfinite()).reshape(len(x), -1).any(1).nonzero().flatten().tolist() for name, x in names.items()}
-    found = [f"{name} of {len(rows)} of {len(batch.H)} examples, first {rows[0]}" for name, rows in bad.items() if rows]
-    return (
-        f"NaN or infinity in {' and '.join(found or ['the update'])}: the head is unchanged; "
-        "call zero_grad() and skip this batch, or lower the learning rate"
-    )
+def _what_is_wrong(batch: BatchGradients, rate: float) -> str:
+    names = {"the hidden vectors": batch.H, "q": batch.q, "g_s": batch.g_s, "g_q": batch.g_q, "g_c": batch.g_c}
+    bad = {name: ~x.isfinite().reshape(len(x), -1).all(1) for name, x in names.items()}
+    found = [f"{name} of {_examples(rows)}" for name, rows in bad.items() if rows.any()]
+    if negative := batch.negative_q.nonzero().flatten().tolist():
+        return (
+            f"q = ||o||^2 of {_examples(batch.negative_q)} is negative ({float(batch.q[negative[0]]):.3g}): its terms cancel in "
+            "float32, because the hidden vectors are large in directions of which the weights see little; normalize or center "
+            "them, or use head.double()"
+        )
+    if found:
+        return f"NaN or infinity in {' and '.join(found)}"
+    return f"a step of lr={rate:g} would make the weights, or their squares, larger than their dtype can hold"
+
+
+def _examples(rows: Tensor) -> str:
+    """How many of the examples, and which is the first."""
+    where = rows.nonzero().flatten().tolist()
+    return f"{len(where)} of {len(rows)} examples, first {where[0]}"
