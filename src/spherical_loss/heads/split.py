@@ -50,6 +50,6 @@ def along(X: Tensor, u: Tensor, alpha: Tensor) -> Split:
 
 
 def without_rounding(q: Tensor, D: int) -> Tensor:
-    """``q`` of D outputs that are all 0 may be slightly negative in floating point: then it is 0. A q that is far below has lost
-    all of its digits, and stays as it is: a step refuses it."""
+    """``q`` of D outputs that are all 0 may be slightly negative in floating point: then it is 0. A q far below 0 has lost all
+    of its digits, and stays as it is: a step refuses it."""
     return q.masked_fill((q < 0) & (q > -NO_MORE_THAN_ROUNDING * D), 0.0)

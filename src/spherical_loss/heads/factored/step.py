@@ -219,9 +219,9 @@ def _what_is_wrong(batch: BatchGradients, rate: float) -> str:
     found = [f"{name} of {_examples(rows)}" for name, rows in bad.items() if rows.any()]
     if negative := batch.negative_q.nonzero().flatten().tolist():
         return (
-            f"q = ||o||^2 of {_examples(batch.negative_q)} is negative ({float(batch.q[negative[0]]):.3g}): its terms cancel in "
-            "float32, because the hidden vectors are large in directions of which the weights see little; normalize or center "
-            "them, or use head.double()"
+            f"q = ||o||^2 of {_examples(batch.negative_q)} is negative ({float(batch.q[negative[0]]):.3g}): its terms cancel "
+            "in float32, because the hidden vectors are large in directions of which the weights see little; normalize or "
+            "center them, or use head.double()"
         )
     if found:
         return f"NaN or infinity in {' and '.join(found)}"
