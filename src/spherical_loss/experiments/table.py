@@ -47,6 +47,16 @@ class Table:
         header, align = [self.header[i] for i in columns], "".join(self.align[i] for i in columns)
         return Table(self.title, header, [[row[i] for i in columns] for row in self.rows], align)
 
+    def transposed(self) -> Table:
+        """A row for every column but the first, whose cells become the headings.
+
+        >>> Table("T", ["loss", "error", "epochs"], [["MSE", "1", "2"], ["softmax", "3", "4"]]).transposed().rows
+        [['error', '1', '3'], ['epochs', '2', '4']]
+        """
+        names, *columns = self.columns
+        rows = [[heading, *column] for heading, column in zip(self.header[1:], columns, strict=True)]
+        return Table(self.title, [self.header[0], *names], rows)
+
 
 def figures(column: Sequence[str]) -> bool:
     """Whether the column has figures, or nothing yet, rather than words."""
@@ -111,18 +121,24 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def html(table: Table) -> str:
-    """The table in its own container, which scrolls if the table is wider than the page."""
+    """The table in its own container, which scrolls if the table is wider than the page.
+
+    Every cell carries its heading, so that a style sheet can show a row as a list where the page is narrow.
+    """
     wordy = [any(len(cell) > WORDY for cell in column) for column in table.columns]
     looks = [_look(side, words) for side, words in zip(table.align, wordy, strict=True)]
     head = "".join(f'<th scope="col"{look}>{escape(title)}</th>' for title, look in zip(table.header, looks, strict=True))
     body = ""
     for first, *others in table.rows:
-        cells = "".join(f"<td{look}>{_cell(text)}</td>" for text, look in zip(others, looks[1:], strict=True))
-        body += f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>\n'
-    caption = escape(table.title)
+        cells = "".join(
+            f'<td{look} data-heading="{escape(heading)}">{_cell(text)}</td>'
+            for text, look, heading in zip(others, looks[1:], table.header[1:], strict=True)
+        )
+        body += f'<tr><th scope="row"{looks[0]}>{escape(first)}</th>{cells}</tr>\n'
+    caption = f"<caption>{escape(table.title)}</caption>\n" if table.title else ""
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}">\n<table>\n'
-        f"<caption><span>{caption}</span></caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>"
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title or table.header[0])}">\n'
+        f'<table class="rows">\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>'
     )
 
 

@@ -19,22 +19,22 @@ from spherical_loss.experiments.files.marks import replace_marked
 from spherical_loss.experiments.report import questions
 from spherical_loss.experiments.report import write_report as report
 from spherical_loss.experiments.report.page import from_markdown
-from spherical_loss.experiments.report.pictures import learning_curves, tuning_picture
+from spherical_loss.experiments.report.pictures import tuning_picture
 from spherical_loss.experiments.results.paper import TABLES
 from spherical_loss.experiments.results.selection import differences, group_of, table_group, table_groups
-from spherical_loss.experiments.results.store import StoredRun, run_of
 from spherical_loss.experiments.table import Table
-from tests.experiments.results.stores import diverged_line, full_store, image_line, study, text_line, with_pruned
+from tests.experiments.results.stores import (
+    diverged_line,
+    errors,
+    full_store,
+    image_line,
+    runs_of,
+    study,
+    text_line,
+    with_pruned,
+)
 
 Line = dict[str, Any]
-
-
-def runs_of(*lines: Line) -> list[StoredRun]:
-    return [run_of(line) for line in lines]
-
-
-def errors(loss: str, *values: float, **settings: Any) -> list[Line]:
-    return [image_line(loss, seed, value, **settings) for seed, value in enumerate(values)]
 
 
 def claim(rows: list[list[str]], text: str) -> list[str]:
@@ -92,13 +92,19 @@ def test_what_was_scaled_down_stands_in_the_row() -> None:
     table = TABLES["cifar10"]
     groups = table_groups("cifar10", runs_of(*lines))
     assert len(groups) == 2  # without weight decay: other conditions
-    headings, rows = cells(report.group_table("Title", groups[0], table))
-    assert headings[:6] == ["loss function", "runs", "error %", "paper", "95% interval", "scaled down"]
-    softmax = rows[0]
-    assert softmax[:2] == ["Log softmax", "2"]
-    assert softmax[3] == "8.52 (0.2)"
-    assert softmax[5] == "2 of 10 runs; at most 3 epochs instead of 200; width 16 instead of 64"
-    assert [row[5] for row in rows[1:]] == ["no runs yet"] * 3
+    found = report.group_table("Title", groups[0], table)
+    headings, rows = cells(found)
+    assert headings[-1] == "scaled down"
+    assert rows[0][:2] == ["Log softmax", "2"]
+    assert rows[0][headings.index("error %") + 1] == "8.52 (0.2)"
+    assert rows[0][-1] == "2 of 10 runs; at most 3 epochs instead of 200; width 16 instead of 64"
+    assert [row[-1] for row in rows[1:]] == ["no runs yet"] * 3
+    shown, folded = report.main_and_others(found, "error").split("<details>")
+    head = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', shown)
+    assert head == ["loss function", "runs", "error %", "paper", "95% interval", "scaled down"]
+    names = re.findall(r'<th scope="row"[^>]*>(.*?)</th>', folded)
+    assert names[:3] == ["loss", "loss, paper", "neg. log-lik."]
+    assert not set(names) & set(head)
     assert differences(groups[1].runs[0], table)[1:] == ["weight decay 0.0 instead of 0.0005", "width 30 instead of 64"]
 
 
@@ -184,17 +190,6 @@ def test_pieces_of_one_pass_are_not_fewer_epochs() -> None:
     assert differences(run, TABLES["one-billion-word-1"]) == ["929,589 words of 800,000,000"]
 
 
-def test_numbers_of_pictures_keep_their_digits() -> None:
-    group = group_of(runs_of(*errors("softmax", 0.00286, 0.00288, epochs=1)))
-    drawn = learning_curves("Table 2", group, "error")
-    assert drawn is not None
-    assert "Log softmax, mean of 2: 0.287 after epoch 1" in re.findall('aria-label="([^"]*)"', drawn.svg)[0]
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.svg)
-    assert [text for text in texts if re.fullmatch(r"0\.\d{3,}", text)]  # of y, from 0.286 to 0.288
-    assert [text for text in texts if re.fullmatch(r"[\d.]+", text) and not text.startswith("0.")] == ["1"]  # the one epoch
-    assert not re.search(r' d="[^"]*\d\.\d{3}', drawn.svg)  # of coordinates two are enough
-
-
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -255,7 +250,7 @@ def test_bounds_that_are_not_in_their_table_are_among_the_others() -> None:
 def test_gap_to_the_softmax() -> None:
     lines = [
         text_line(loss, seed, factor * D * (1 + seed), task="text", vocabulary=D, D=D)
-        for D in (100, 1000)
+        for D in (100, 1000, 10_000)
         for loss, factor in (("softmax", 1.0), ("taylor", 1 + D / 1000))
         for seed in (0, 1)
     ]
@@ -263,13 +258,15 @@ def test_gap_to_the_softmax() -> None:
     (family,) = questions.families(runs_of(*lines, alone))
     gaps = questions.gaps(family)
     assert [(gap.label, gap.D, gap.metric, gap.n) for gap in gaps] == [
-        ("taylor", D, metric, 2) for D in (100, 1000) for metric in ("perplexity", "top10")
+        ("taylor", D, metric, 2) for D in (100, 1000, 10_000) for metric in ("perplexity", "top10")
     ]
-    assert [gap.mean for gap in gaps] == pytest.approx([1.1, 0, 2.0, 0])
+    assert [gap.mean for gap in gaps] == pytest.approx([1.1, 0, 2.0, 0, 11, 0])
     rows = questions.gap_table("Title", gaps).rows
     assert rows[1][:5] == ["Log Taylor softmax", "1,000", "2", "2", "2 to 2"]
     picture = questions.gap_picture("text", gaps)
-    assert "1.1 at 100 classes, 2 at 1,000 classes" in picture.alternative
+    assert picture is not None
+    assert "1.1 at 100 classes, 2 at 1,000 classes, 11 at 10,000 classes" in picture.alternative
+    assert questions.gap_picture("text", [gap for gap in gaps if gap.D > 100]) is None  # of two points
     assert report.growth_section(runs_of(alone)) is None
 
 
@@ -399,6 +396,35 @@ def test_the_page_is_whole_and_alone(full_report: Path) -> None:
         assert title in html
     assert "sampled" in html  # a loss that the command line need not know
     assert len(html) < 1_000_000
+
+
+def test_the_page_opens_with_a_summary_a_picture_and_the_decided_claims(full_report: Path) -> None:
+    html = full_report.read_text()
+    order = [
+        "44 claims of the paper",
+        "Our figures beside the paper&#x27;s. Table 1 mnist-random-splits, Log softmax, test error (%)",
+        "In the pictures a large point is",
+        '<nav aria-label="Contents">',
+        '<span class="confirmed">',
+        "undecided claims</summary>",
+        '<span class="undecided">',
+        'id="mnist-random-splits"',
+    ]
+    places = [html.find(part) for part in order]
+    assert -1 not in places
+    assert places == sorted(places)
+    claims = html[html.index('<section id="claims">') : html.index('<section id="mnist-random-splits">')]
+    decided, folded = claims.split("<details>")
+    assert "undecided</span>" not in decided
+    assert "confirmed</span>" not in folded
+
+
+def test_captions_stand_once(full_report: Path) -> None:
+    html = full_report.read_text()
+    captions = [*re.findall("<caption>(.*?)</caption>", html), *re.findall("<figcaption>(.*?)</figcaption>", html)]
+    assert captions
+    assert len(captions) == len(set(captions))
+    assert not set(captions) & set(re.findall("<h2>(.*?)</h2>", html))
 
 
 def test_an_empty_store_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

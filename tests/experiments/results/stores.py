@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spherical_loss.experiments.results.store import Study, add_runs, add_studies
+from spherical_loss.experiments.results.store import StoredRun, Study, add_runs, add_studies, run_of
 from spherical_loss.experiments.training.settings import ImageSettings, LanguageSettings, Run
 
 ENVIRONMENT = {
@@ -146,3 +146,11 @@ def full_store(folder: Path) -> Path:
 
 
 FIRST = {"mse": 0.012, "softmax": 0.010, "abs": 0.0101, "spherical": 0.0103, "taylor": 0.008}
+
+
+def runs_of(*lines: dict[str, Any]) -> list[StoredRun]:
+    return [run_of(line) for line in lines]
+
+
+def errors(loss: str, *values: float, **settings: Any) -> list[dict[str, Any]]:
+    return [image_line(loss, seed, value, **settings) for seed, value in enumerate(values)]

@@ -29,8 +29,12 @@ def paragraph(text: str) -> str:
 
 def pictures(*found: Picture | None) -> str:
     """The pictures that are not None, side by side where the page is wide enough."""
-    figures = [f"<figure>\n{p.svg}\n<figcaption>{escape(p.caption)}</figcaption>\n</figure>" for p in found if p is not None]
+    figures = [f"<figure>\n{p.svg}\n{figure_caption(p)}</figure>" for p in found if p is not None]
     return f'<div class="pictures">\n{"".join(figures)}\n</div>' if figures else ""
+
+
+def figure_caption(picture: Picture) -> str:
+    return f"<figcaption>{escape(picture.caption)}</figcaption>\n" if picture.caption else ""
 
 
 def details(summary: str, body: str) -> str:

@@ -42,22 +42,29 @@ STYLE: dict[Any, Any] = {
 }
 COLORS = [matplotlib.colors.to_hex(f"C{i}") for i in range(10)]
 SIZE = (4.6, 3.5)
+FEWEST = 3  # points: a picture of fewer shows nothing that its table does not
+HOW_TO_READ = (
+    "In the pictures a large point is the mean of our runs, with its 95% interval; small points are runs. A diamond is the "
+    "paper's mean, with its standard deviation. Of learning curves a thin line is a run and a thick one the mean of a loss. "
+    "Times are those of training without validation, of runs that had the machine to themselves; a line is a run."
+)
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, its caption, and its text alternative: what it shows, in words and numbers."""
+    """A picture, its caption (empty if the axes say all), and its text alternative: what it shows, in words and numbers."""
 
     svg: str
     caption: str
     alternative: str
 
 
-def picture(caption: str, alternative: str, *panels: Callable[[Axes], None]) -> Picture:
-    """One figure with the panels, one below the other."""
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": caption}):  # the same picture gives the same bytes; ids differ
-        figure = Figure(figsize=(SIZE[0], SIZE[1] * (1 if len(panels) == 1 else 0.85 * len(panels))), layout="constrained")
-        all_axes = [figure.add_subplot(len(panels), 1, i + 1) for i in range(len(panels))]
+def picture(caption: str, alternative: str, *panels: Callable[[Axes], None], heights: Sequence[float] | None = None) -> Picture:
+    """One figure with the panels, one below the other, and their ``heights`` in inches."""
+    heights = heights or [SIZE[1] if len(panels) == 1 else 0.85 * SIZE[1]] * len(panels)
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": alternative}):  # the same picture gives the same bytes; ids differ
+        figure = Figure(figsize=(SIZE[0], sum(heights)), layout="constrained")
+        all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, panel in zip(all_axes, panels, strict=True):
             panel(axes)
         handles = {label: handle for axes in all_axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -78,6 +85,7 @@ def themed(svg: str, alternative: str) -> str:
     assert box is not None
     svg = re.sub(r"<svg[^>]*>", f'<svg {box[0]} role="img" aria-label="{escape(alternative)}">', svg, count=1)
     svg = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", svg)  # ids of groups; those of clip paths and markers (hashes) are needed
+    svg = re.sub(r"font: (\d+) ([\d.]+px) [^;\"]*", r"font-weight: \1; font-size: \2", svg)
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)
     svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
@@ -107,7 +115,9 @@ def whole_numbers(axes: Axes) -> None:
 
 def powers_of_ten(axes: Axes) -> None:
     """A log scale of x, with ordinary numbers."""
-    axes.xaxis.set_major_locator(LogLocator())
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
 
 
@@ -118,17 +128,18 @@ def labels_of(group: Group) -> list[str]:
 def learning_curves(title: str, group: Group, metric: str) -> Picture | None:
     """Validation against epochs."""
     name, factor = METRICS[metric]
-    found = []
+    found, longest = [], 0
     for label in labels_of(group):
         curves = [c for run in group.runs if run.label == label and (c := validations(run.history, metric, factor))]
         if curves:
             mean = mean_curve(curves)
+            longest = max(longest, len(mean))
             best = min(range(len(mean)), key=mean.__getitem__)
             found.append(
                 f"{label_text(label)}, mean of {len(curves)}: {mean[0]:.3g} after epoch 1, {mean[best]:.3g} at best, "
                 f"after epoch {best + 1} of {len(mean)}"
             )
-    if not found:
+    if longest < FEWEST:
         return None
 
     def panel(axes: Axes) -> None:
@@ -136,23 +147,23 @@ def learning_curves(title: str, group: Group, metric: str) -> Picture | None:
         whole_numbers(axes)
         plain_numbers(axes)
 
-    caption = f"{title}: {name} against epochs; a thin line is a run, a thick one the mean of a loss."
-    return picture(caption, f"Line chart of {name} against epochs. {'. '.join(found)}.", panel)
+    return picture("", f"{title}. Line chart of {name} against epochs. {'. '.join(found)}.", panel)
 
 
 def time_curves(title: str, group: Group, metrics: Sequence[str]) -> Picture | None:
     """Validation against the seconds of training, for runs that had the machine to themselves; None if there are none."""
     timed = [run for run in group.runs if run.alone]
-    found = []
+    found, longest = [], 0
     for metric in metrics:
         name, factor = METRICS[metric]
         for label in labels_of(group):
             curves = [c for run in timed if run.label == label and (c := time_curve(run.history, metric))[1]]
             if curves:
+                longest = max(longest, *(len(values) for _, values in curves))
                 best = min(factor * min(values) for _, values in curves)
                 last = max(seconds[-1] for seconds, _ in curves)
                 found.append(f"{label_text(label)}: {name} {best:.3g} at best, {last:,.0f} seconds in all")
-    if not found:
+    if longest < FEWEST:
         return None
 
     def panel_of(metric: str) -> Callable[[Axes], None]:
@@ -163,10 +174,8 @@ def time_curves(title: str, group: Group, metrics: Sequence[str]) -> Picture | N
         return panel
 
     names = " and ".join(METRICS[metric][0] for metric in metrics)
-    caption = f"{title}: {names} against the seconds of training, without those of validation; a line is a run."
-    return picture(
-        caption, f"Line chart of {names} against time. {'. '.join(found)}.", *(panel_of(metric) for metric in metrics)
-    )
+    alternative = f"{title}. Line chart of {names} against time. {'. '.join(found)}."
+    return picture("", alternative, *(panel_of(metric) for metric in metrics))
 
 
 def error_bars(title: str, group: Group, table: PaperTable | None, metric: str) -> Picture | None:
@@ -179,7 +188,7 @@ def error_bars(title: str, group: Group, table: PaperTable | None, metric: str) 
         row = table.rows.get(loss_of(label)) if table is not None else None
         if values:
             rows.append((label, values, getattr(row, metric) if row is not None else None))
-    if not rows:
+    if sum(1 if paper is None else 2 for *_, paper in rows) < FEWEST:
         return None
     found = []
     for label, values, paper in rows:
@@ -190,25 +199,27 @@ def error_bars(title: str, group: Group, table: PaperTable | None, metric: str) 
 
     def panel(axes: Axes) -> None:
         for i, (label, values, paper) in enumerate(rows):
-            mean, bounds = statistics.fmean(values), interval(values)
-            around = [[mean - bounds[0]], [bounds[1] - mean]] if bounds else None
-            axes.plot(values, [i] * len(values), ".", color=color_of(label), alpha=0.35, markersize=4)
-            axes.errorbar([mean], [i], xerr=around, fmt="o", color=color_of(label), capsize=3, markersize=5)
-            if paper is not None:
-                spread = None if paper.deviation is None else factor * paper.deviation
-                axes.errorbar(
-                    [factor * paper.mean], [i + 0.28], xerr=spread, fmt="D", color=INK, alpha=0.6, capsize=2, markersize=3
-                )
+            plot_beside(axes, i, label, values, paper, factor)
         axes.set(xlabel=names[metric], yticks=range(len(rows)), yticklabels=[label_text(label) for label, *_ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(alpha=0.2, axis="x")
 
-    paper_too = " A diamond is the paper's mean, with its standard deviation." if any(paper for *_, paper in rows) else ""
-    caption = f"{title}: {names[metric]}, mean and 95% interval; small points are runs.{paper_too}"
-    return picture(caption, f"{names[metric].capitalize()} of each loss. {'. '.join(found)}.", panel)
+    alternative = f"{title}. {names[metric].capitalize()} of each loss. {'. '.join(found)}."
+    return picture("", alternative, panel, heights=[0.8 + 0.4 * len(rows)])
 
 
-def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
+def plot_beside(axes: Axes, y: float, label: str, values: Sequence[float], paper: Any, factor: float) -> None:
+    """Our values with their mean and its confidence interval, and below the paper's figure (or None) with its deviation."""
+    mean, bounds = statistics.fmean(values), interval(values)
+    around = [[mean - bounds[0]], [bounds[1] - mean]] if bounds else None
+    axes.plot(values, [y] * len(values), ".", color=color_of(label), alpha=0.35, markersize=4)
+    axes.errorbar([mean], [y], xerr=around, fmt="o", color=color_of(label), capsize=3, markersize=5)
+    if paper is not None:
+        spread = None if paper.deviation is None else factor * paper.deviation
+        axes.errorbar([factor * paper.mean], [y + 0.28], xerr=spread, fmt="D", color=INK, alpha=0.6, capsize=2, markersize=3)
+
+
+def tuning_picture(task: str, studies: Sequence[Study]) -> Picture | None:
     """Validation against the learning rate of each trial; pruned trials are hollow, diverged ones at the upper edge."""
     found, values = [], [t["value"] for s in studies for t in s.trials if t["value"] is not None]
     top = 1.5 * max(values, default=1.0)
@@ -217,6 +228,8 @@ def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
         diverged = sum(trial["value"] is None for trial in study.trials)
         text = f"{label_text(study.loss)}: {len(study.trials)} trials, {diverged} diverged"
         found.append(text + (f", best {best['value']:.3g} at a learning rate of {best['values']['lr']:g}" if best else ""))
+    if sum(len(study.trials) for study in studies) < FEWEST:
+        return None
     judged = sorted({study.monitor for study in studies})
 
     def panel(axes: Axes) -> None:
@@ -236,6 +249,4 @@ def tuning_picture(task: str, studies: Sequence[Study]) -> Picture:
         plain_numbers(axes)
         axes.grid(alpha=0.2)
 
-    marks = "a hollow point is a trial that was pruned, a cross at the upper edge one that diverged"
-    caption = f"{task}: the trials of the search; {marks}."
-    return picture(caption, f"Validation against the learning rate on {task}. {'. '.join(found)}.", panel)
+    return picture(f"{task}: the trials", f"Validation against the learning rate on {task}. {'. '.join(found)}.", panel)

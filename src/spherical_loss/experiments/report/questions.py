@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from spherical_loss.experiments.report.curves import color_of
-from spherical_loss.experiments.report.pictures import Picture, picture, plain_numbers, powers_of_ten, whole_numbers
+from spherical_loss.experiments.report.pictures import FEWEST, Picture, picture, plain_numbers, powers_of_ten, whole_numbers
 from spherical_loss.experiments.report.time_curves import time_curve
 from spherical_loss.experiments.results.selection import Group, group_of, grouped
 from spherical_loss.experiments.results.significance import interval
@@ -77,7 +77,9 @@ def bounds_claims(group: Group) -> Table:
     return Table("Does it get worse than at the start, after the last epoch?", CLAIM_HEADINGS, rows)
 
 
-def bounds_picture(group: Group) -> Picture:
+def bounds_picture(group: Group) -> Picture | None:
+    if max(len(perplexities(run)) for run in group.runs) < FEWEST:
+        return None
     found = []
     for label in group.results:
         curves = [perplexities(run) for run in group.runs if run.label == label]
@@ -96,8 +98,11 @@ def bounds_picture(group: Group) -> Picture:
         plain_numbers(axes)
         axes.grid(alpha=0.2)
 
-    caption = "The bounds: validation perplexity from the start; a line is a run."
-    return picture(caption, f"Line chart of validation perplexity against epochs. {'. '.join(found)}.", panel)
+    return picture(
+        "Validation perplexity from the start; a line is a run",
+        f"The bounds. Line chart of validation perplexity against epochs. {'. '.join(found)}.",
+        panel,
+    )
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,9 @@ def gap_table(title: str, found: Sequence[Gap]) -> Table:
     return Table(f"The gap to the softmax: {title}", headings, rows)
 
 
-def gap_picture(title: str, found: Sequence[Gap]) -> Picture:
+def gap_picture(title: str, found: Sequence[Gap]) -> Picture | None:
+    if len({gap.D for gap in found}) < FEWEST:
+        return None
     text = []
     for label in dict.fromkeys(gap.label for gap in found):
         for metric, name in GAPS.items():
@@ -207,12 +214,9 @@ def gap_picture(title: str, found: Sequence[Gap]) -> Picture:
 
         return panel
 
-    caption = (
-        f"{title}: the gap to softmax against the number of classes, with 95% intervals. Above the line softmax is better."
-    )
     return picture(
-        caption,
-        f"The gap to the softmax against the number of classes. {'. '.join(text)}.",
+        "The gap to softmax against the number of classes, with 95% intervals; above the line softmax is better",
+        f"{title}. The gap to the softmax against the number of classes. {'. '.join(text)}.",
         *(panel_of(metric) for metric in GAPS),
     )
 

@@ -11,12 +11,14 @@ from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.marks import replace_marked
 from spherical_loss.experiments.report import page, questions
 from spherical_loss.experiments.report.claims import claim_rows, verdict_counts
+from spherical_loss.experiments.report.overview import overview
 from spherical_loss.experiments.report.page import Section, details, paragraph, pictures
-from spherical_loss.experiments.report.pictures import error_bars, learning_curves, time_curves, tuning_picture
+from spherical_loss.experiments.report.pictures import HOW_TO_READ, error_bars, learning_curves, time_curves, tuning_picture
 from spherical_loss.experiments.report.summary import summary
 from spherical_loss.experiments.results.paper import TABLES, PaperTable
 from spherical_loss.experiments.results.selection import (
     Group,
+    conditions,
     group_of,
     grouped,
     scaled_down,
@@ -47,6 +49,8 @@ RULE = (
 
 
 STUDY_HEADINGS = ["task", "loss function", "trials", "given up", "diverged", "best values", "validation", "judged by", "epochs"]
+NOTES = ("scaled down", "ours")
+"""Headings of the columns that say in words what is missing, beside the figures."""
 ENVIRONMENT_HEADINGS = ["versions", "Python", "machine", "threads", "runs"]
 TRIAL_HEADINGS = ["task", "loss function", "trial", "values", "validation", "pruned after"]
 
@@ -91,7 +95,9 @@ def html_report(runs: list[StoredRun], studies: list[Study], missing: dict[str, 
         "Spherical Loss Family (ICLR 2016, arXiv 1511.05042). Everything here is made from the stored runs by the command "
         "spherical-loss report."
     )
-    return page.page(TITLE, introduction, sections)
+    rows = claim_rows(runs, missing)
+    opening = [introduction, paragraph(f"{verdict_counts(rows)}."), pictures(overview(runs)), paragraph(HOW_TO_READ)]
+    return page.page(TITLE, "\n".join(opening), sections)
 
 
 # The paper's tables
@@ -102,13 +108,10 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
     title = f"Table {table.number}: {table.title}"
     groups = table_groups(name, runs)
     if not groups:
-        return Section(name, title, html(missing_table(title, table, missing.get(table.task, "no runs yet"))))
+        found = missing_table("", table, missing.get(table.task, "no runs yet"))
+        return Section(name, title, main_and_others(found, table.main_metric))
     group, metric = table_group(groups), table.main_metric
-    text = (
-        "Ours: mean (standard deviation) over the runs of each loss that were trained for the longest. The paper's figures are "
-        "beside them; the same row says what was scaled down."
-    )
-    body = [paragraph(text), html(group_table(title, group, table))]
+    body = [main_and_others(group_table("", group, table), metric)]
     if group.left_out:
         body.append(paragraph(left_out_text(group)))
     timed = ["error"] if metric == "error" else ["perplexity", "top10"]
@@ -120,8 +123,8 @@ def table_section(name: str, runs: Sequence[StoredRun], missing: dict[str, str])
     shown = {run.name for run in group.runs}
     for other in groups:
         if any(run.name not in shown for run in other.runs):
-            found = group_table(title, other, table, absent=False)
-            body.append(details(f"Other runs of this table: {conditions_text(other, group)}", html(found)))
+            theirs = main_and_others(group_table("", other, table, absent=False), metric)
+            body.append(details(f"Other runs of this table: {conditions_text(other, group)}", theirs))
     return Section(name, title, "\n".join(body))
 
 
@@ -132,24 +135,41 @@ def group_table(title: str, group: Group, table: PaperTable, absent: bool = True
     without = [loss for loss in table.losses if absent and loss not in run]
     found = result_table(title, {**results, **{loss: {} for loss in without}}, table)
     notes = [scaled_down(group, label, table) for label in results] + ["no runs yet"] * len(without)
-    return main_first(found, table.main_metric, "scaled down", notes)
+    return with_notes(found, NOTES[0], notes)
 
 
-def main_first(table: Table, metric: str, heading: str, notes: Sequence[str]) -> Table:
-    """Put the columns of the main metric first, then ``notes``, then the others: a phone shows the first without scrolling."""
-    width = len(table.header)
-    start = stop = table.header.index(next(column.heading for column in COLUMNS if column.metric == metric))
-    while (stop := stop + 1) < width and table.header[stop] in BESIDE:
-        pass
+def with_notes(table: Table, heading: str, notes: Sequence[str]) -> Table:
     rows = [[*row, note] for row, note in zip(table.rows, notes, strict=True)]
-    order = [0, 1, *range(start, stop), width, *range(2, start), *range(stop, width)]
-    return Table(table.title, [*table.header, heading], rows).select(order)
+    return Table(table.title, [*table.header, heading], rows)
+
+
+def main_and_others(table: Table, metric: str) -> str:
+    """A table of the loss, its runs, the main metric with the columns beside it, and the notes, which fits the page; and the
+    other metrics, folded, with a row for each."""
+    start = stop = table.header.index(next(column.heading for column in COLUMNS if column.metric == metric))
+    while (stop := stop + 1) < len(table.header) and table.header[stop] in BESIDE:
+        pass
+    notes = [i for i, heading in enumerate(table.header) if heading in NOTES]
+    shown = [0, 1, *range(start, stop), *notes]
+    left = [i for i in range(len(table.header)) if i not in shown]
+    first = html(table.select(shown))
+    return f"{first}\n{details('Other metrics', html(named_beside(table).select([0, *left]).transposed()))}" if left else first
+
+
+def named_beside(table: Table) -> Table:
+    """The headings of columns that belong to the metric before them name it, too."""
+    header, metric = [], ""
+    for heading in table.header:
+        if heading not in BESIDE:
+            metric = heading
+        header.append(heading if heading == metric else f"{metric}, {heading}")
+    return Table("", header, table.rows)
 
 
 def missing_table(title: str, table: PaperTable, reason: str) -> Table:
     """The paper's figures, and the reason why we have none."""
     found = result_table(title, {loss: {} for loss in table.losses}, table)
-    return main_first(found, table.main_metric, "ours", [reason] * len(found.rows))
+    return with_notes(found, NOTES[1], [reason] * len(found.rows))
 
 
 def left_out_text(group: Group) -> str:
@@ -159,26 +179,25 @@ def left_out_text(group: Group) -> str:
 
 
 def conditions_text(other: Group, group: Group) -> str:
-    """How the conditions of ``other`` differ from those of ``group``."""
-    ours, theirs = other.conditions, group.conditions
-    changed = [
-        f"{key} {ours.get(key, 'unset')}" for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)
-    ]
-    return ", ".join(changed)
+    """The conditions of ``other`` that not all runs of ``group`` share."""
+    ours, all_theirs = other.conditions, [conditions(run) for run in group.runs]
+    keys = sorted(set(ours).union(*all_theirs))
+    return ", ".join(f"{key} {ours.get(key, 'unset')}" for key in keys if any(t.get(key) != ours.get(key) for t in all_theirs))
 
 
 # The claims
 
 
 def claims_section(runs: Sequence[StoredRun], missing: dict[str, str]) -> Section:
+    """The decided claims; the others, folded."""
     rows = claim_rows(runs, missing)
     headings = [CLAIM_HEADINGS[0], "table", *CLAIM_HEADINGS[1:], "epochs"]
-    body = [
-        paragraph(f"{verdict_counts(rows)}."),
-        paragraph(RULE),
-        html(Table("The claims of the paper on our runs", headings, rows)),
-    ]
-    return Section("claims", "The paper's claims", "\n".join(body))
+    decided, undecided = ([row for row in rows if (row[2] == "undecided") is open_] for open_ in (False, True))
+    found = html(Table("", headings, decided)) if decided else paragraph("No claim is decided by the stored runs.")
+    body = [found, paragraph(RULE)]
+    if undecided:
+        body.append(details(f"{len(undecided)} undecided claims", html(Table("", headings, undecided))))
+    return Section("claims", "The paper's claims: decided", "\n".join(body))
 
 
 # Beyond the tables
@@ -250,7 +269,7 @@ def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
         if any(run.alone for run in group.runs):
             body.append(html(questions.equal_time_table(title, group)))
         body += [
-            html(result_table(f"{title}: on the test set, after the whole run", group.results, None)),
+            main_and_others(result_table(f"{title}: on the test set, after the whole run", group.results, None), "perplexity"),
             pictures(time_curves(title, group, ["perplexity", "top10"])),
         ]
     return Section("large-vocabulary", "The large vocabulary, at equal time", "\n".join(body))
@@ -274,7 +293,7 @@ def others_section(runs: Sequence[StoredRun]) -> Section | None:
         rates = ", ".join(f"{label_text(label)} {group.first(label).settings['lr']:g}" for label in group.results)
         title = f"{part[0].task} ({', '.join(f'{key} {value}' for key, value in kept.items())}; learning rates: {rates})"
         body += [
-            html(result_table(title, group.results, None)),
+            main_and_others(result_table(title, group.results, None), metric),
             pictures(error_bars(title, group, None, metric), learning_curves(title, group, metric)),
         ]
         if group.left_out:
@@ -320,10 +339,13 @@ def tuning_section(studies: Sequence[Study]) -> Section | None:
             )
     tasks = dict.fromkeys(study.task for study in studies)
     body = [
-        paragraph("The learning rate, and a loss's own options, were searched on the validation set with short trials."),
-        html(Table("The tuning studies", STUDY_HEADINGS, rows)),
+        paragraph(
+            "The learning rate, and a loss's own options, were searched on the validation set with short trials. In the "
+            "pictures a hollow point is a trial that was pruned, and a cross at the upper edge one that diverged."
+        ),
+        html(Table("", STUDY_HEADINGS, rows)),
         pictures(*(tuning_picture(task, [study for study in studies if study.task == task]) for task in tasks)),
-        details("All trials", html(Table("All trials", TRIAL_HEADINGS, trials))),
+        details("All trials", html(Table("", TRIAL_HEADINGS, trials))),
     ]
     return Section("tuning", "Tuning", "\n".join(body))
 
