@@ -199,12 +199,12 @@ def adaptive(d: int, counts: Tensor) -> Layer:
 CONTENDERS = {  # in the order in which they are trained: the main question first
     "sampled softmax": Contender(sampled, 0.015, 0.1),
     "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, TAILS), 0.015, 0.1),
-    "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.015, 30.0),
-    "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.015, 300.0),
+    "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.003, 10.0),
+    "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.003, 100.0),
     "adaptive softmax": Contender(adaptive, 0.015, 0.1),
-    "spherical, tiers": Contender(family(spherical, tiers=True), 0.015, 3.0),
+    "spherical, tiers": Contender(family(spherical, tiers=True), 0.003, EPS * 10),
     "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.015, 0.1),
-    "spherical, one head": Contender(family(spherical, tiers=False), 0.015, 30.0),
+    "spherical, one head": Contender(family(spherical, tiers=False), 0.003, EPS * 100),
     "Z-loss, tiers": Contender(family(ZLoss, tiers=True), 0.015, 1.0, {"a": 0.1, "b": 30.0}),
     "dense softmax": Contender(DenseSoftmax, 0.015, 0.1),
 }
