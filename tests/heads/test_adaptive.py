@@ -313,6 +313,10 @@ def test_a_head_as_the_tail():
     expected = sl.TaylorSoftmaxLoss().prior_bias(frequencies.sort(descending=True).values[5:])
     torch.testing.assert_close(tail.bias.detach(), expected)
     assert torch.equal(tail.weight, weight)
+    two = [GramHead(4, 5), FactoredHead(4, 20)]
+    layer = AdaptiveSphericalSoftmax(4, 30, 5, frequencies=frequencies, tail=two, tail_cutoffs=(10,))
+    assert layer.tails == two
+    torch.testing.assert_close(two[1].bias, sl.TaylorSoftmaxLoss().prior_bias(frequencies.sort(descending=True).values[10:]))
     without_bias = AdaptiveSphericalSoftmax(4, 30, 5, frequencies=frequencies, tail=FactoredHead(4, 25, bias=False))
     assert without_bias(torch.randn(3, 4), torch.tensor([1, 2, 3])).loss.isfinite()
 
