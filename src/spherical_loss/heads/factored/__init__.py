@@ -14,6 +14,7 @@ which go into V through ``U^-1``. V is D x d; all else is small.
 ``head``            ``FactoredHead``: reads and replaces W
 ``statistics``      forward and backward pass: s, q, o_c, and what the step needs
 ``batch``           ``BatchGradients``: what backward passes leave for the step
+``keeper``          ``GradientKeeper``: keeps it until there is one
 ``step``            the step, as five updates: U, w0, V, w, Q
 ``sgd``             ``FactoredSGD``: options, clipping, schedulers
 ``transform``       ``RowTransform``: U, its inverse, and how both stay accurate

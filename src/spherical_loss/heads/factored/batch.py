@@ -7,7 +7,7 @@ The gradient of a batch with hidden vectors H, targets c and slopes g_s, g_q, g_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,6 +53,14 @@ class BatchGradients:
     heads: list[HeadGradients]
     version: int
     """That of the weights."""
+
+    def times(self, factor: float) -> BatchGradients:
+        """The gradients of ``factor`` times the loss."""
+        heads = [
+            replace(h, grad_H=h.grad_H * factor, P=h.P * factor, grad_O=None if h.grad_O is None else h.grad_O * factor)
+            for h in self.heads
+        ]
+        return replace(self, g_s=self.g_s * factor, g_q=self.g_q * factor, g_c=self.g_c * factor, heads=heads)
 
     @property
     def negative_q(self) -> Tensor:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.base import CHUNK, Head, TopK, chunk_rows, full_precision, he_std, in_graph
+from spherical_loss.heads.base import CHUNK, TopK, chunk_rows, full_precision, he_std, in_graph
 from spherical_loss.heads.factored.accumulator import Accumulator
-from spherical_loss.heads.factored.batch import BatchGradients
+from spherical_loss.heads.factored.keeper import GradientKeeper
 from spherical_loss.heads.factored.shard import Shard, version_of
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span, sums
 from spherical_loss.heads.factored.transform import RowTransform
@@ -20,7 +20,7 @@ from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.statistics import statistics_dtype, widened
 
 
-class FactoredHead(Head):
+class FactoredHead(GradientKeeper):
     """An output layer of any number of classes with its own exact SGD step in O(N d^2); see :class:`FactoredSGD`.
 
     Memory: the D x d weights (float32) and O(d^2 + N d); no second D x d buffer at any time. ``loss.backward()`` sends the
@@ -80,7 +80,6 @@ class FactoredHead(Head):
         """V is W at all times, U the identity, and outputs are computed: Q and w are up to date only where they are saved."""
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version
-        self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
         self.shard.agree(self.Q.base, version=version_of("spherical-loss"), torch=torch.__version__)
         if init == "he":
             self._draw(he_std(in_features))
@@ -289,7 +288,7 @@ class FactoredHead(Head):
     def _edited(self) -> None:
         """W was replaced: gradients of the old W are no longer valid."""
         self.version += 1
-        self.gradients.clear()
+        self.forget()
 
     def _row_chunks(self) -> Iterator[slice]:
         size = max(1, CHUNK // self.V.shape[1])

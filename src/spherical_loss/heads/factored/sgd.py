@@ -12,6 +12,7 @@ from torch import Tensor
 from spherical_loss.heads.base import full_precision
 from spherical_loss.heads.factored.batch import BatchGradients, gathered, joined
 from spherical_loss.heads.factored.head import FactoredHead
+from spherical_loss.heads.factored.keeper import GradientKeeper
 from spherical_loss.heads.factored.statistics import Reader
 from spherical_loss.heads.factored.step import clipping, head_steps
 
@@ -25,6 +26,15 @@ class HeadSGD(torch.optim.Optimizer):
     """What the optimizers of one head share: they keep the head in copies, and take no other parameters."""
 
     head: Any
+
+    def __init__(self, head: GradientKeeper, groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
+        super().__init__(groups, defaults)
+        self.head = head
+        head.has_optimizer = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self.head.forget()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "head"):  # the constructor of torch adds the groups of the head, before there is a head
@@ -42,7 +52,7 @@ class FactoredSGD(HeadSGD):
     """Plain SGD for a :class:`FactoredHead`, exactly as dense SGD would do it, in O(N d^2).
 
     Use it beside the optimizer of the trunk: ``zero_grad()``, ``backward()`` (several, to accumulate gradients), ``step()``;
-    learning-rate schedulers and ``state_dict`` work as usual.
+    learning-rate schedulers, ``torch.amp.GradScaler`` and ``state_dict`` work as usual.
 
     Args:
         head: the head whose weights are trained.
@@ -58,11 +68,8 @@ class FactoredSGD(HeadSGD):
             )
         check_options(lr, weight_decay, max_grad_norm)
         # The head has no parameters: the step finds its tensors in the head, also after head.to(...), which makes new ones.
-        super().__init__([torch.empty(0)], {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
-        self.head: FactoredHead = head
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.head.gradients.clear()
+        options = {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
+        super().__init__(head, [{"params": [head.factor]}], options)
 
     @torch.no_grad()
     def grad_norm(self) -> Tensor:
@@ -83,7 +90,7 @@ class FactoredSGD(HeadSGD):
             (step,) = head_steps(self.head.spans, self._batch())
             step.prepare(lr * clipping([step], group["max_grad_norm"]), decay)
             step.write()
-        self.head.gradients.clear()
+        self.head.forget()
         return value
 
     def _batch(self) -> BatchGradients:
@@ -96,7 +103,10 @@ class FactoredSGD(HeadSGD):
 def pending(reader: Reader) -> BatchGradients | None:
     """The backward passes since the last step, as one; those of weights that were replaced since count for nothing."""
     batches = [batch for batch in reader.gradients if batch.version == reader.version]
-    return joined(batches) if batches else None
+    if not batches:
+        return None
+    batch, factor = joined(batches), reader.remaining_factor()
+    return batch if factor == 1 else batch.times(factor)
 
 
 def check_options(lr: float, weight_decay: float, max_grad_norm: float | None) -> None:

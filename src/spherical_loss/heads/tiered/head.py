@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from spherical_loss.base import Loss
 from spherical_loss.heads.base import Head, TopK
 from spherical_loss.heads.dense import DenseHead, ParameterHead
-from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.head import FactoredHead
+from spherical_loss.heads.factored.keeper import GradientKeeper
 from spherical_loss.heads.factored.shard import Shard
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span
 from spherical_loss.heads.gram import GramHead
@@ -27,7 +27,7 @@ MOST_TIERS = 4  # by default: each costs as much as half a factored head, and 3 
 LEAST_RATIO = 10.0  # between the frequencies of neighbouring tiers: less makes no difference to the rate
 
 
-class TieredHead(Head):
+class TieredHead(GradientKeeper):
     """An output layer in tiers of classes of similar frequency; each tier is a head with its own learning rate.
 
     The statistics are sums over the tiers, and the gradients are those of one layer. A step costs O(T N d^2) for T factored
@@ -103,7 +103,6 @@ class TieredHead(Head):
         self.parameter_tiers = [(tier, start, stop) for tier, start, stop in self.ranges if isinstance(tier, ParameterHead)]
         """The others."""
         self.shard = Shard(num_classes, group, in_features=in_features, bias=bias, cuts=cuts)
-        self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
 
     @classmethod
     def by_frequency(
@@ -214,14 +213,14 @@ class TieredHead(Head):
     @torch.no_grad()
     def set_weight(self, weight: Tensor) -> None:
         self._check_weight(weight)
-        self.gradients.clear()
+        self.forget()
         for tier, start, stop in self.ranges:
             tier.set_weight(weight[self.order[start:stop].to(weight.device)])
 
     @torch.no_grad()
     def set_bias(self, bias: Tensor) -> None:
         self._check_bias(bias)
-        self.gradients.clear()
+        self.forget()
         for tier, start, stop in self.ranges:
             tier.set_bias(bias[self.order[start:stop].to(bias.device)])
 
@@ -247,7 +246,7 @@ class TieredHead(Head):
         self.order.copy_(order)
         self._invert_order()
         self.tier_frequencies = list(frequencies)
-        self.gradients.clear()
+        self.forget()
 
     def _invert_order(self) -> None:
         self.place[self.order] = torch.arange(self.num_classes, device=self.order.device)
@@ -258,7 +257,7 @@ class TieredHead(Head):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.tier_frequencies = state[len(self.layout()) :].tolist()
-        self.gradients.clear()
+        self.forget()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if (extra := state_dict.get(prefix + "_extra_state")) is not None:

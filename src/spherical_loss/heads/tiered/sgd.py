@@ -55,17 +55,13 @@ class TieredSGD(HeadSGD):
         if not 0 <= power < math.inf:
             raise ValueError(f"power is {power}, but must be finite and not negative: frequent classes have the larger rate")
         p = head.tier_frequencies
+        # Factored tiers have no parameters: the step finds their tensors in the head.
+        factors = iter([head.factor, *(torch.empty(0) for _ in head.spans)])
         groups = [
-            # A factored tier has no parameters: the step finds its tensors in the head.
-            {"params": list(tier.parameters()) or [torch.empty(0)], "lr": lr * (p_tier / min(p)) ** power}
+            {"params": list(tier.parameters()) or [next(factors)], "lr": lr * (p_tier / min(p)) ** power}
             for (tier, _, _), p_tier in zip(head.ranges, p, strict=True)
         ]
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
-        self.head: TieredHead = head
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        self.head.gradients.clear()
+        super().__init__(head, groups, {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
 
     @torch.no_grad()
     def grad_norm(self) -> Tensor:
@@ -89,7 +85,7 @@ class TieredSGD(HeadSGD):
                 step.prepare(clip * lr, decay)
             for step in steps:
                 step.write()
-        self.head.gradients.clear()
+        self.head.forget()
         return value
 
     def _steps(self) -> list[HeadStep | SmallHeadStep | ParameterStep]:

@@ -1,0 +1,62 @@
+"""What is left by backward passes until an optimizer takes its step: for heads whose weights are not parameters."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+
+from spherical_loss.heads.base import Head
+from spherical_loss.heads.factored.batch import BatchGradients
+
+WITHOUT_OPTIMIZER = 16  # backward passes that are kept for an optimizer that may still be made
+WITHOUT_STEP = 1_000  # backward passes since the last step after which a warning says so
+
+
+class GradientKeeper(Head):
+    """A head that keeps the gradients of its backward passes for its own optimizer."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
+        self.has_optimizer = self.has_warned = False
+        # Its .grad is what the gradients are still to be multiplied by: 1, and NaN where they are not finite. GradScaler finds
+        # it among the parameters of the optimizer, and divides it by its scale.
+        self.factor = torch.zeros(1, device="cpu")
+
+    def keep(self, batch: BatchGradients) -> None:
+        """Keep the gradients of a backward pass."""
+        self.gradients.append(batch)
+        finite = 1 + 0 * torch.stack([part.grad_H.sum() for part in batch.heads]).sum().reshape(1)
+        if self.factor.device != finite.device or self.factor.dtype != finite.dtype:
+            self.factor.grad, self.factor.data = None, self.factor.data.to(finite)
+        self.factor.grad = finite if self.factor.grad is None else self.factor.grad * finite
+        if not self.has_optimizer and len(self.gradients) > WITHOUT_OPTIMIZER:
+            del self.gradients[0]
+            self._warn("has no optimizer, so it does not learn, and the gradients of older batches are dropped")
+        elif len(self.gradients) == WITHOUT_STEP:
+            self._warn(f"keeps the gradients of {WITHOUT_STEP} batches: its optimizer takes no step")
+
+    def forget(self) -> None:
+        """Forget the gradients: they were used, or are no longer wanted."""
+        self.gradients.clear()
+        self.factor.grad = None
+
+    def remaining_factor(self) -> float:
+        """What the gradients are to be multiplied by: 1 unless a GradScaler has divided it by its scale."""
+        factor = 1.0 if self.factor.grad is None else float(self.factor.grad)
+        return factor if math.isfinite(factor) else 1.0  # the step says what is not finite
+
+    def _warn(self, what: str) -> None:
+        if self.has_warned:
+            return
+        self.has_warned = True
+        name = type(self).__name__
+        optimizer = name.replace("Head", "SGD")
+        warnings.warn(
+            f"a {name} of {self.num_classes} classes {what}. Its weights are no parameters: train it with "
+            f"{optimizer}(head, lr), with zero_grad() and step() for every batch; or use head.eval()",
+            stacklevel=3,
+        )
