@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_array, random_array
+from scipy.sparse import csr_array, issparse, random_array
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris
 from sklearn.linear_model import LogisticRegression
@@ -263,3 +263,109 @@ def test_adaptive_head(loss):
 def test_adaptive_head_needs_a_likelihood():
     with pytest.raises(ValueError, match=r"needs a likelihood of the family.*use 'taylor' or 'spherical'"):
         SphericalClassifier("z", head="adaptive").fit(np.eye(4), [0, 1, 2, 3])
+
+
+def several_labels(n: int = 120, D: int = 9, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that are sums of the codes of their labels; every tenth row has none."""
+    rng = np.random.default_rng(seed)
+    Y = (rng.random((n, D)) < 0.25).astype(int)
+    Y[::10] = 0
+    return Y @ rng.normal(size=(D, 12)) * 2 + 0.1 * rng.normal(size=(n, 12)), Y
+
+
+@pytest.mark.parametrize("head", ["dense", "gram", "factored", "adaptive"])
+@pytest.mark.parametrize("loss", ["taylor", "spherical", "mse", "softmax"])
+def test_losses_of_several_true_classes_are_added(loss, head):
+    if (loss, head) in {("softmax", "gram"), ("softmax", "factored"), ("softmax", "adaptive"), ("mse", "adaptive")}:
+        pytest.skip("the head does not take the loss")
+    X, Y = several_labels()
+    model = SphericalClassifier(loss, head=head, hidden_layer_sizes=(), standardize=False, max_iter=2, random_state=0).fit(X, Y)
+    weights = csr_array(Y * np.random.default_rng(1).random(Y.shape))
+    made = LOSSES[loss]()
+    made.reduction = "none"
+    losses = model.network_.losses(X, weights, made).detach()
+    each = {"taylor": oracle.quadratic(1, 1, 0.5), "spherical": oracle.quadratic(0.01, 0, 1), "mse": oracle.squared_error(1)}
+    if head == "adaptive":
+        each_class = -model.head_.log_prob(torch.from_numpy(X))
+    else:
+        o = torch.from_numpy(X) @ model.head_.weight.detach().T + model.head_.bias.detach()
+        each_class = each.get(loss, oracle.softmax)(o)
+    expected = (torch.from_numpy(weights.toarray()) * each_class).sum(1)
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["dense", "gram", "factored", "adaptive"])
+def test_an_indicator_matrix_is_learned(head):
+    X, Y = several_labels(400)
+    dense, sparse = (
+        SphericalClassifier(head=head, max_iter=60, batch_size=64, random_state=0).fit(X[:300], y)
+        for y in (Y[:300], csr_array(Y[:300]))
+    )
+    assert dense.classes_.tolist() == list(range(9))
+    first, labelled = dense.predict_topk(X[300:], 1)[:, 0], Y[300:].any(1)
+    assert Y[300:][np.arange(100), first][labelled].mean() > 0.9  # chance is a quarter
+    predicted = dense.predict(X[300:])
+    assert (predicted == Y[300:])[labelled].mean() > 0.85
+    p = dense.predict_proba(X[300:])
+    np.testing.assert_array_equal(predicted, p >= 0.5 * p.max(1, keepdims=True))
+    assert dense.decision_function(X[300:]).shape == predicted.shape == (100, 9)
+    from_sparse = sparse.predict(X[300:])
+    assert issparse(from_sparse)
+    np.testing.assert_array_equal(from_sparse.toarray(), predicted)
+
+
+def test_one_true_class_in_each_row_is_the_same_as_the_class(iris):
+    X, y = iris
+    options = {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}, "max_iter": 3, "random_state": 0}
+    sample_weight = np.random.default_rng(0).random(len(y))
+    one, matrix = (SphericalClassifier(**options).fit(X, Y, sample_weight) for Y in (y, np.eye(3, dtype=int)[y]))
+    np.testing.assert_allclose(one.predict_proba(X), matrix.predict_proba(X), rtol=1e-8)
+    np.testing.assert_allclose(one.loss_curve_, matrix.loss_curve_, rtol=1e-8)
+
+
+@pytest.mark.parametrize("head", ["dense", "factored"])
+def test_class_weights_are_those_of_the_examples(iris, head):
+    X, y = iris[0][:120], iris[1][:120]  # 50, 50 and 20
+    by_class = {"balanced": np.array([40 / 50, 40 / 50, 40 / 20]), "dict": np.array([1.0, 2.0, 5.0])}
+    for name, weights in by_class.items():
+        given = "balanced" if name == "balanced" else dict(enumerate(weights))
+        ours = SphericalClassifier(head=head, class_weight=given, standardize=False, max_iter=4, random_state=0).fit(X, y)
+        expected = SphericalClassifier(head=head, standardize=False, max_iter=4, random_state=0).fit(X, y, weights[y])
+        np.testing.assert_allclose(ours.predict_proba(X), expected.predict_proba(X), rtol=1e-8)
+
+
+def test_balanced_weights_of_an_indicator_matrix():
+    X, Y = several_labels()
+    Y[:, 3] = 0  # never true
+    counts = Y.sum(0)
+    given = {c: Y.sum() / (8 * counts[c]) if counts[c] else 1.0 for c in range(9)}
+    balanced, by_hand = (
+        SphericalClassifier(class_weight=w, max_iter=3, random_state=0).fit(X, Y).predict_proba(X) for w in ("balanced", given)
+    )
+    np.testing.assert_allclose(balanced, by_hand, rtol=1e-8)
+
+
+def test_partial_fit_of_an_indicator_matrix():
+    X, Y = several_labels()
+    model = SphericalClassifier(random_state=0)
+    for _ in range(5):
+        model.partial_fit(X, csr_array(Y))
+    assert model.loss_curve_[-1] < model.loss_curve_[0]
+    with pytest.raises(ValueError, match="y has 8 columns, but there are 9 classes"):
+        model.partial_fit(X, Y[:, :8])
+    with pytest.raises(ValueError, match="in some calls of partial_fit"):
+        model.partial_fit(X, Y[:, 0])
+
+
+def test_bad_labels_and_class_weights(iris):
+    X, Y = several_labels()
+    with pytest.raises(ValueError, match="multiclass-multioutput, but must be one class for each row, or an indicator matrix"):
+        SphericalClassifier().fit(X, Y + np.arange(9))
+    with pytest.raises(ValueError, match="indicator matrix of 0 and 1"):
+        SphericalClassifier().fit(X, 2 * Y)
+    with pytest.raises(ValueError, match="does not say how many are true; use predict_topk"):
+        SphericalClassifier("z", max_iter=1).fit(X, Y).predict(X)
+    with pytest.raises(ValueError, match="class_weight is 'even'"):
+        SphericalClassifier(class_weight="even").fit(*iris)
+    with pytest.raises(ValueError, match="compute_class_weight"):
+        SphericalClassifier(class_weight="balanced").partial_fit(*iris, classes=[0, 1, 2])

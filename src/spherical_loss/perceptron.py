@@ -41,13 +41,27 @@ class Perceptron(nn.Module):
             x = layer(x).relu()
         return x
 
-    def losses(self, X: Rows, target: Tensor, loss: Loss) -> Tensor:
+    def losses(self, X: Rows, target: Any, loss: Loss) -> Tensor:
+        """The loss of each row. The target is a class, (n,), or a CSR array (n, D) of weights of the true classes of a row."""
         hidden = self.hidden(X)
+        if issparse(target):
+            return self._losses_of_labels(hidden, target, loss)
+        classes = torch.from_numpy(target)
         if isinstance(self.head, LikelihoodLayer):
-            return -self.head(hidden, target).output
+            return -self.head(hidden, classes).output
         if isinstance(self.head, DenseHead):  # every loss takes logits, with every option
-            return loss(self.head.logits(hidden), target)
-        return loss(self.head(hidden, target))
+            return loss(self.head.logits(hidden), classes)
+        return loss(self.head(hidden, classes))
+
+    def _losses_of_labels(self, hidden: Tensor, labels: Any, loss: Loss) -> Tensor:
+        """The sum over the true classes of a row of their weights times their losses."""
+        if isinstance(self.head, DenseHead):
+            return loss(self.head.logits(hidden), torch.from_numpy(labels.toarray()).to(hidden.dtype))
+        if isinstance(self.head, LikelihoodLayer):  # one class at a time
+            rows = torch.repeat_interleave(torch.arange(len(hidden)), torch.from_numpy(np.diff(labels.indptr)).long())
+            log_p = self.head(hidden[rows], torch.from_numpy(labels.indices).long()).output
+            return -hidden.new_zeros(len(hidden)).index_add(0, rows, log_p.to(hidden.dtype) * torch.from_numpy(labels.data))
+        return loss(self.head(hidden, *padded(labels, self.head.ignore_index)))
 
     def outputs(self, hidden: Tensor) -> Tensor:
         """The logits of all classes, or their log-probabilities."""
@@ -80,6 +94,15 @@ class Perceptron(nn.Module):
         values = torch.tensor(X.data, dtype=self.scale.dtype) / self.scale
         bag = nn.functional.embedding_bag(indices, weight, starts, mode="sum", sparse=True, per_sample_weights=values)
         return bag if self.sparse_bias is None else bag + self.sparse_bias
+
+
+def padded(labels: Any, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """The true classes of each row of a CSR array and their weights, (n, K) each; shorter rows end in ``ignore_index``."""
+    counts = np.diff(labels.indptr)
+    used = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
+    classes, weights = np.full(used.shape, ignore_index, dtype=np.int64), np.zeros(used.shape, dtype=labels.dtype)
+    classes[used], weights[used] = labels.indices, labels.data
+    return torch.from_numpy(classes), torch.from_numpy(weights)
 
 
 def _relu_layer(inputs: int, size: int) -> nn.Linear:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 try:
     import numpy as np
-    from scipy.sparse import csr_array, issparse
+    from scipy.sparse import csr_array, issparse, vstack
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils import check_random_state
+    from sklearn.utils import check_random_state, column_or_1d
+    from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.metaestimators import available_if
-    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError("SphericalClassifier needs scikit-learn 1.6 or newer: pip install 'spherical-loss[sklearn]'") from error
@@ -60,12 +61,14 @@ FREQUENT = 2_000  # classes of the softmax of the adaptive head, and half of all
 MANY_CLASSES = 50_000  # above, the steps of an optimizer over D x d weights take longer than everything else
 NUMBERS = (int, float, np.integer, np.floating)
 WIDE = 1024  # hidden vectors above this size make d x d matrices slow
+TRUE_FROM = 0.5  # of the most probable class's probability: a class with at least so much is predicted beside it
 
 
 class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A perceptron with any loss and any head of this library, as a scikit-learn estimator.
 
-    X is dense or sparse, and is never made dense as a whole. The network computes in the dtype of X: float32 stays float32.
+    X is dense or sparse, and is never made dense as a whole. y is one class for each row, or an indicator matrix, (n, D), of
+    several true classes, dense or sparse. The network computes in the dtype of X: float32 stays float32.
     The model is trained by AdamW, the factored head by its exact SGD, with rates that fall linearly to zero.
 
     Args:
@@ -84,6 +87,8 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             for the current batch. A plain rate would have to be searched for: good ones grow with D. Above 0.25 steps get
             expensive.
         weight_decay: each step shrinks the weights by ``learning_rate * weight_decay``, but not those of a sparse X's features.
+        class_weight: a dict from classes to weights, ``"balanced"`` for weights that make all classes count alike, or None. It
+            multiplies the sample weights; for an indicator matrix the classes are its columns.
         max_iter: passes over the data.
         batch_size: examples per step; ``"auto"`` gives about a hundred steps per pass, between 64 and 1024 examples each.
         standardize: whether ``fit`` centres and scales the features (``partial_fit`` cannot, and takes X as it is). A
@@ -96,6 +101,10 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Attributes: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``, ``head_`` (the trained head),
     ``loss_curve_`` and, with early stopping, ``validation_curve_`` (one number per pass).
+
+    **Several true classes.** The losses of the true classes of a row are added. Its probabilities are shares, and sum to one.
+    ``predict`` returns an indicator matrix, sparse if that of ``fit`` was: of the classes at least half as probable as the most
+    probable one. ``predict_topk`` and ``decision_function`` rank the classes. A row without a true class teaches nothing.
 
     An example of weight 0 is treated as absent, and so is its class. Integer weights equal repeated examples: exactly if all
     examples fit into one batch, and on average otherwise.
@@ -115,6 +124,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learning_rate: float = 0.01,
         factored_step: float = STABLE_SHARE,
         weight_decay: float = 0.0,
+        class_weight: Any = None,
         max_iter: int = 200,
         batch_size: int | str = "auto",
         standardize: bool = True,
@@ -130,6 +140,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.learning_rate = learning_rate
         self.factored_step = factored_step
         self.weight_decay = weight_decay
+        self.class_weight = class_weight
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.standardize = standardize
@@ -142,6 +153,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
         return tags
 
     # Training ------------------------------------------------------------------------------------------------------
@@ -150,9 +162,14 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train from scratch."""
         self._check_parameters()
         X, y, weight = self._checked(X, y, sample_weight, reset=True)
-        self.classes_, target = np.unique(y, return_inverse=True)
+        self._multilabel = y.ndim == 2
+        if self._multilabel:
+            self.classes_, target = np.arange(y.shape[1]), y
+        else:
+            self.classes_, target = np.unique(y, return_inverse=True)
         self._start(X, _counts(target, weight, len(self.classes_)), weight if self.standardize else None)
-        train, held_out = self._split(len(target))
+        target, weight = self._weighted(target, weight)
+        train, held_out = self._split(X.shape[0])
         optimizers = self._optimizers()
         self.loss_curve_: list[float] = []
         self.validation_curve_: list[float] = []
@@ -172,26 +189,47 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """One pass over these examples, with constant rates. The first call must name all ``classes`` that will ever occur."""
         self._check_parameters()
         first = not hasattr(self, "network_")
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                "class_weight='balanced' needs all of y, which partial_fit does not have: compute the weights with "
+                "sklearn.utils.class_weight.compute_class_weight, and give them as a dict"
+            )
         X, y, weight = self._checked(X, y, sample_weight, reset=first)
-        if first and classes is None:
+        if first and classes is None and y.ndim == 1:
             raise ValueError("classes must be given to the first call of partial_fit: all classes that y will ever have")
         if classes is not None and not first and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError("classes are not those of the first call of partial_fit; leave them out of later calls")
-        known = np.unique(classes) if first else self.classes_
-        target = np.searchsorted(known, y).clip(max=len(known) - 1)
-        if not np.array_equal(known[target], y):
-            unknown = y[known[target] != y][0]
-            raise ValueError(f"y has the label {unknown}, which is not among the classes of the first call of partial_fit")
         if first:
-            self.classes_ = known
+            known = np.arange(y.shape[1]) if classes is None else np.unique(classes)
+        else:
+            known = self.classes_
+            if self._multilabel != (y.ndim == 2):
+                raise ValueError("y is an indicator matrix in some calls of partial_fit, and in others it is not")
+        target = self._known_labels(y, known)
+        if first:
+            self.classes_, self._multilabel = known, y.ndim == 2
             self._start(X, _counts(target, weight, len(known)), None)
             self.n_iter_, self.loss_curve_, self._moments = 0, [], None
-        parts = list(self._shuffled(np.arange(len(target))))
+        target, weight = self._weighted(target, weight)
+        parts = list(self._shuffled(np.arange(X.shape[0])))
         optimizers = self._optimizers()
         self.loss_curve_.append(self._pass(X, target, weight, parts, [1.0] * len(parts), optimizers))
         self._moments = [optimizer.state_dict() for optimizer in optimizers]
         self.n_iter_ += 1
         return self
+
+    @staticmethod
+    def _known_labels(y: Any, known: Any) -> Any:
+        """y by the positions of its labels among the known ones; an indicator matrix has them already."""
+        if y.ndim == 2:
+            if y.shape[1] != len(known):
+                raise ValueError(f"y has {y.shape[1]} columns, but there are {len(known)} classes")
+            return y
+        target = np.searchsorted(known, y).clip(max=len(known) - 1)
+        if not np.array_equal(known[target], y):
+            unknown = y[known[target] != y][0]
+            raise ValueError(f"y has the label {unknown}, which is not among the classes of the first call of partial_fit")
+        return target
 
     def _check_parameters(self) -> None:
         loss = self._made_loss()
@@ -204,6 +242,8 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"hidden_layer_sizes is {sizes!r}, but must be a tuple of positive integers, such as (100,) or ()")
         if self.batch_size != "auto" and not _positive_integer(self.batch_size):
             raise ValueError(f"batch_size is {self.batch_size!r}, but must be a positive integer or 'auto'")
+        if not (self.class_weight is None or self.class_weight == "balanced" or isinstance(self.class_weight, dict)):
+            raise ValueError(f"class_weight is {self.class_weight!r}, but must be a dict, 'balanced' or None")
         for name in ("max_iter", "n_iter_no_change"):
             if not _positive_integer(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value!r}, but must be a positive integer")
@@ -226,19 +266,46 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return loss
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[Rows, Any, Any]:
-        """X as floating-point rows, y as it is, weights of mean 1; without the examples of weight 0."""
-        X, y = validate_data(self, X, y, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
+        """X as floating-point rows, y as it is or a CSR array, weights of mean 1; without the examples of weight 0."""
+        X, y = validate_data(self, X, y, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], multi_output=True)
+        if y.ndim == 2 and y.shape[1] == 1 and not issparse(y):
+            y = column_or_1d(y, warn=True)
         with warnings.catch_warnings():  # as many classes as examples are normal here
             warnings.filterwarnings("ignore", message="The number of unique classes")
             check_classification_targets(y)
+            kind = type_of_target(y)
         X = csr_array(X) if issparse(X) else X  # not a matrix, whose ``*`` is the matrix product
+        if y.ndim == 2:
+            if kind != "multilabel-indicator" or not np.isin(y.data if issparse(y) else y, (0, 1)).all():
+                raise ValueError(
+                    f"y of shape {y.shape} is {kind}, but must be one class for each row, or an indicator matrix of 0 and 1"
+                )
+            self._sparse_y = issparse(y)
+            y = csr_array(y, dtype=X.dtype)
+            y.eliminate_zeros()
         if sample_weight is None:
-            return X, y, np.ones(len(y), dtype=X.dtype)
+            return X, y, np.ones(X.shape[0], dtype=X.dtype)
         weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
         kept = weight > 0
         if not kept.any():
             raise ValueError("sample_weight is zero for every example; at least one must count")
         return X[kept], y[kept], weight[kept] / weight[kept].mean()
+
+    def _weighted(self, target: Any, weight: Any) -> tuple[Any, Any]:
+        """Targets, and the weights of examples times those of their classes, of mean 1; an indicator matrix takes them up."""
+        D = len(self.classes_)
+        labels = target.indices if self._multilabel else target
+        of_class = np.ones(D)
+        if self.class_weight == "balanced":
+            present = np.unique(labels)
+            of_class[present] = compute_class_weight("balanced", classes=present, y=labels)
+        elif self.class_weight is not None:
+            of_class = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+        if not self._multilabel:
+            weight = weight * of_class[target].astype(weight.dtype)
+            return target, weight / max(weight.mean(), np.finfo(weight.dtype).tiny)
+        target = csr_array(target * weight[:, None] * of_class.astype(weight.dtype))
+        return target / max(target.sum() / target.shape[0], np.finfo(weight.dtype).tiny), np.ones_like(weight)
 
     def _start(self, X: Rows, counts: Tensor, weight: Any | None) -> None:
         """An untrained network; ``weight`` to standardize X, or None to take it as it is."""
@@ -323,7 +390,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return total / sum(map(len, parts))
 
     def _objective(self, loss: Loss, X: Rows, target: Any, weight: Any, part: Any) -> Tensor:
-        losses = self.network_.losses(X[part], torch.from_numpy(target[part]), loss)
+        losses = self.network_.losses(X[part], target[part], loss)
         return (losses * torch.from_numpy(weight[part])).mean()
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -355,8 +422,21 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.network_.head
 
     def predict(self, X: Any) -> Any:
-        """The most probable class of each row."""
-        return self.predict_topk(X, 1)[:, 0]
+        """The most probable class of each row, (n,); after ``fit`` of an indicator matrix, such a matrix, (n, D)."""
+        check_is_fitted(self)
+        if not self._multilabel:
+            return self.predict_topk(X, 1)[:, 0]
+        if isinstance(loss := self._made_loss(), ZLoss):
+            raise ValueError(f"{loss} ranks classes, and does not say how many are true; use predict_topk or another loss")
+        rows = max(1, 2**22 // len(self.classes_))
+        found = [self._true(part) for hidden in self._hidden(X) for part in hidden.split(rows)]
+        return vstack(found, format="csr") if self._sparse_y else vstack(found).toarray()
+
+    def _true(self, hidden: Tensor) -> Any:
+        loss = self._loss_of_outputs()
+        o = self.network_.outputs(hidden).detach()
+        score = loss.probabilities(o) if loss.has_probabilities else self._scores(o)
+        return csr_array((score >= TRUE_FROM * score.max(1, keepdim=True).values).numpy().astype(np.int64))
 
     def predict_topk(self, X: Any, k: int) -> Any:
         """The ``k`` most probable classes of each row, best first, (n, k): an exact search that never holds n x D numbers."""
@@ -366,7 +446,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def decision_function(self, X: Any) -> Any:
         """Log-probabilities, or the scores of a loss without them, (n, D); for two classes the difference, (n,)."""
         scores = self._of_outputs(X, self._scores)
-        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 and not self._multilabel else scores
 
     def _scores(self, o: Tensor) -> Tensor:
         loss = self._loss_of_outputs()
@@ -402,6 +482,8 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _counts(target: Any, weight: Any, D: int) -> Tensor:
     """How often each class occurs, (D,)."""
+    if target.ndim == 2:
+        return torch.from_numpy(target.T @ weight)
     return torch.from_numpy(np.bincount(target, weights=weight, minlength=D))
 
 

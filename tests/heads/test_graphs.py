@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import spherical_loss as sl
-from spherical_loss.heads import AdaptiveSphericalSoftmax, FactoredHead, GramHead, LikelihoodLayer, SampledSoftmax
-from tests.support.cases import CosineLoss
+from spherical_loss.heads import AdaptiveSphericalSoftmax, FactoredHead, GramHead, Head, LikelihoodLayer, SampledSoftmax
+from tests.support.cases import CASES, CosineLoss
 
-from .reference import random_batch
+from .reference import DenseReference, random_batch
 from .test_heads import MixedTiers, optimizer_of, train_step
 
 d, D, K = 6, 70, 4
@@ -96,6 +96,26 @@ def test_topk_and_logits_of_another_batch_size(name, graph):
             score = (expected + 1).abs()
         torch.testing.assert_close(outputs, expected.float(), rtol=1e-4, atol=1e-5)
         assert torch.equal(best, score.topk(K).indices)
+
+
+class Exported(nn.Module):
+    """What the guide to serving exports."""
+
+    def __init__(self, head: Head, loss: sl.Loss) -> None:
+        super().__init__()
+        self.linear, self.loss = head.to_linear(), loss
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.loss.predict(self.linear(hidden), K)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_linear_layer_and_the_ranking_of_every_loss(name):
+    head, case, hidden = trained(FactoredHead), CASES[name], torch.randn(9, d)
+    best = exported(Exported(head, case.make()), torch.randn(3, d))(hidden)
+    assert torch.equal(
+        best, case.oracle(DenseReference(head.weight, head.bias).logits(hidden.double())).topk(K, largest=False).indices
+    )
 
 
 @graphs
