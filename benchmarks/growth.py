@@ -1,25 +1,27 @@
-"""How the step of the factored head grows with D, N and d."""
+"""How the step of the factored head grows with D, N and d, beside the dense step against D."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 from benchmarks import peers
 from benchmarks.steps import FactoredStep, Row, batches
-from benchmarks.timing import RESULTS, Work, interleaved, time_cells
+from benchmarks.timing import Spread, Work, interleaved, time_cells
 from spherical_loss.experiments.table import Table, show
 
 SWEEPS = {"D": [10**4, 10**5, 10**6, 10**7], "N": [16, 64, 256, 1024, 4096], "d": [64, 128, 256, 512, 1024]}
 BASE = {"N": 250, "d": 300, "D": 100_000}
+DENSE = (10**4, 10**5, 10**6)
+OURS_COLOR, DENSE_COLOR = "#2f6fc1", "#c1662f"
 
 
-def run(results: Path = RESULTS) -> list[Row]:
-    """Step time against D, N and d, with the fitted exponents; the picture goes to ``results``."""
+def run() -> list[Row]:
+    """Step time against D, N and d, with the fitted exponents, and of the dense step."""
     rows = [row for name, values in SWEEPS.items() for row in sweep(name, values)]
-    draw(rows, {D: dense_seconds(D) for D in (10**4, 10**5, 10**6)}, results / "step_time.svg")
-    return rows
+    return [*rows, *({"sweep": "dense", **BASE, "D": D, "seconds": dense_seconds(D)} for D in DENSE)]
 
 
 def sweep(name: str, values: list[int]) -> list[Row]:
@@ -37,30 +39,41 @@ def others(name: str) -> str:
     return ", ".join(f"{k}={v:,}" for k, v in BASE.items() if k != name)
 
 
-def dense_seconds(D: int) -> float:
+def dense_seconds(D: int) -> Spread:
     step, data = peers.dense_softmax(BASE["d"], D), batches(BASE["N"], BASE["d"], D)
-    return interleaved({"dense": lambda: step(*next(data))}, repeats=3)["dense"].spread.median
+    return interleaved({"dense": lambda: step(*next(data))}, repeats=3)["dense"].spread
 
 
-def draw(rows: list[Row], dense: dict[int, float], path: Path) -> None:
-    """Step time against D, N and d on log-log axes, and the dense step against D."""
+def draw(rows: list[Row], results: Path) -> None:
+    """From the stored rows: step_time.svg, the step against D beside the dense one, and growth.svg, against N and d."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 3, sharey=True), SWEEPS, strict=True):
-        found = [row for row in rows if row["sweep"] == name]
-        label = f"FactoredHead, exponent {found[0]['exponent']:.2f}"
-        axes.loglog(
-            [row[name] for row in found], [1e3 * row["seconds"].median for row in found], "o-", color="#2f6fc1", label=label
-        )
-        if name == "D":
-            times = [1e3 * t for t in dense.values()]
-            axes.loglog(list(dense), times, "o-", color="#c1662f", label="dense + cross-entropy + SGD")
-            axes.set_ylabel("milliseconds per exact training step")
-        axes.set(xlabel=name, title=others(name))
-        axes.legend(fontsize="small")
-        axes.grid(alpha=0.3)
-    with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same figures give the same file
-        figure.savefig(path, metadata={"Date": None})
-    print(f"  picture: {path}")
+    from spherical_loss.experiments.report.any_page import STYLE, write
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 3.5), layout="constrained")
+        axes = figure.add_subplot(title=f"An exact training step, {others('D')}")
+        plot(axes, rows, "dense", "dense layer + cross-entropy + SGD", DENSE_COLOR)
+        plot(axes, rows, "D", "FactoredHead + FactoredSGD", OURS_COLOR)
+        axes.set(xlabel="number of classes D", ylabel="milliseconds")
+        write(figure, results / "step_time.svg")
+        figure = Figure(figsize=(5.6, 3.0), layout="constrained")
+        for axes, name in zip(figure.subplots(1, 2, sharey=True), ("N", "d"), strict=True):
+            plot(axes, rows, name, f"exponent {exponent_of(rows, name):.2f}", OURS_COLOR)
+            axes.set(xlabel=f"{name} ({others(name)})", ylabel="milliseconds per step" if name == "N" else None)
+        write(figure, results / "growth.svg")
+
+
+def exponent_of(rows: list[Row], name: str) -> float:
+    return next(row["exponent"] for row in rows if row["sweep"] == name)
+
+
+def plot(axes: Any, rows: list[Row], name: str, label: str, color: str) -> None:
+    from spherical_loss.experiments.report.any_page import plain_log_ticks
+
+    found = [(row["D" if name == "dense" else name], 1e3 * row["seconds"][0]) for row in rows if row["sweep"] == name]
+    axes.loglog(*zip(*found, strict=True), "o-", color=color, label=label)
+    plain_log_ticks(axes)
+    axes.grid(visible=True)
+    axes.legend(loc="upper left")

@@ -134,10 +134,9 @@ def growth(rows: list[Row]) -> str:
     """A step's time for every value of D, N and d, and the exponents that fit."""
     cells = []
     for name in ("D", "N", "d"):
-        here = [row for row in rows if row["sweep"] == name]
-        times = ", ".join(f"{row[name]:,}: {readable(row['seconds'][0])}" for row in here)
-        cells.append([name, times, f"{here[0]['exponent']:.2f}"])
-    return untitled(["against", "time of a step", "exponent"], cells)
+        for row in (row for row in rows if row["sweep"] == name):
+            cells.append([name, f"{row[name]:,}", *time_cells(row["seconds"]), f"{row['exponent']:.2f}"])
+    return untitled(["against", "at", "median", "quartiles", "fitted exponent"], cells)
 
 
 def language(rows: list[Row]) -> str:

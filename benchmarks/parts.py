@@ -18,15 +18,15 @@ import torch
 from benchmarks import adaptive_step, gram_step, growth, language_step, loss_speed, mnist_step, refactoring, side_by_side
 from benchmarks.summary import print_summary
 
-PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
-    "losses": lambda results: loss_speed.run(),
-    "gram": lambda results: gram_step.run(),
-    "side-by-side": lambda results: side_by_side.run(),
-    "adaptive": lambda results: adaptive_step.run(),
-    "refactoring": lambda results: refactoring.run(),
+PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "losses": loss_speed.run,
+    "gram": gram_step.run,
+    "side-by-side": side_by_side.run,
+    "adaptive": adaptive_step.run,
+    "refactoring": refactoring.run,
     "growth": growth.run,
-    "mnist": lambda results: mnist_step.run(),
-    "language": lambda results: language_step.run(),
+    "mnist": mnist_step.run,
+    "language": language_step.run,
 }
 
 
@@ -50,7 +50,7 @@ def measure(parts: Sequence[str], results: Path) -> Path:
     start = time.monotonic()
     for i, name in enumerate(parts):
         print(f"\n[{i + 1}/{len(parts)}] {name}, after {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
-        if figures := PARTS[name](results):  # empty for a part that was left out
+        if figures := PARTS[name]():  # empty for a part that was left out
             measured[name] = figures
         path.write_text(json.dumps(measured, indent=1) + "\n")
     print_summary({name: measured[name] for name in parts if name in measured})

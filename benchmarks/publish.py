@@ -9,13 +9,16 @@ import json
 import sys
 from typing import Any
 
-from benchmarks import pages, scale
+import matplotlib
+
+from benchmarks import growth, pages, scale
 from benchmarks.loss_speed import REFERENCE
 from benchmarks.parts import PARTS
 from benchmarks.quality import page as quality_page
 from benchmarks.summary import FACTORED_GOALS
 from benchmarks.timing import RESULTS, ratio_cells, readable, time_cells
 from spherical_loss.experiments.files.marks import replace_marked
+from spherical_loss.experiments.report.any_page import STYLE
 from spherical_loss.experiments.table import Table, markdown
 
 ROOT = RESULTS.parent
@@ -99,9 +102,12 @@ def generated(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def main() -> None:
-    for (page, name), text in generated(stored_figures()).items():
+    measured = stored_figures()
+    for (page, name), text in generated(measured).items():
         replace_marked(ROOT / page, name, text)
-    quality_page.draw(pages.stored("quality-time"), RESULTS / "quality_time.svg")
+    growth.draw(measured["growth"], RESULTS)
+    with matplotlib.rc_context(STYLE):
+        quality_page.draw(pages.stored("quality-time"), RESULTS / "quality_time.svg")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import torch
@@ -24,6 +23,7 @@ from spherical_loss import (
     TaylorSoftmaxLoss,
     ZLoss,
 )
+from spherical_loss.experiments.report.any_page import GREY, STYLE, write
 
 OTHERS = torch.linspace(-1.0, 1.0, 9, dtype=torch.float64)  # the outputs of the other classes
 LOSSES: dict[str, tuple[Loss, str, str]] = {  # label -> loss, colour (none relies on red against green), line style
@@ -49,17 +49,7 @@ def curve(loss: Loss, o_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def draw(path: Path) -> None:
     """Write the picture; the same bytes every time."""
     o_c = torch.linspace(-6.0, 6.0, 601, dtype=torch.float64)
-    grey = "#7d8590"  # legible on white and on dark pages
-    style: Any = {
-        "svg.hashsalt": "spherical-loss",
-        "font.size": 10,
-        "text.color": grey,
-        "axes.labelcolor": grey,
-        "axes.edgecolor": grey,
-        "xtick.color": grey,
-        "ytick.color": grey,
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 4.3))
         left, right = figure.subplots(1, 2)
         for label, (loss, colour, line) in LOSSES.items():
@@ -70,14 +60,11 @@ def draw(path: Path) -> None:
         right.set(title="gradient in the target's output", ylim=(-3.2, 3.2))
         for axes in (left, right):
             axes.set(xlim=(-6, 6), xlabel="output of the target, $o_c$ (the other nine from $-1$ to $1$)")
-            axes.axhline(0, color=grey, linewidth=0.6)
-            axes.axvline(0, color=grey, linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.patch.set_visible(False)
-        figure.legend(loc="lower center", ncols=3, columnspacing=3, frameon=False)
+            axes.axhline(0, color=GREY, linewidth=0.6)
+            axes.axvline(0, color=GREY, linewidth=0.6)
+        figure.legend(loc="lower center", ncols=3, columnspacing=3)
         figure.tight_layout(rect=(0, 0.17, 1, 1))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
+        write(figure, path)
 
 
 def main(arguments: Sequence[str]) -> None:
