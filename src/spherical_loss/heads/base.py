@@ -178,6 +178,38 @@ class Head(nn.Module, ABC):
             linear.bias.copy_(bias)
         return linear
 
+    @torch.no_grad()
+    def average_into(self, average: nn.Linear, share: float) -> None:
+        """``average <- (1 - share) average + share W``, also for the bias; a chunk of classes at a time.
+
+        Averages of weights for evaluation (EMA, SWA): exact, since linear in W, for every head. The average of buffers of a
+        factored head, as by ``torch.optim.swa_utils.AveragedModel``, has nothing to do with it.
+
+        Args:
+            average: starts as ``head.to_linear()``.
+            share: ``1 - decay`` for an exponential average, ``1 / (n + 1)`` for the mean after n others.
+
+        >>> import torch
+        >>> from spherical_loss.heads import DenseHead
+        >>> head = DenseHead(8, 100)
+        >>> average, first = head.to_linear(), head.weight.detach().clone()
+        >>> head.set_weight(torch.zeros(100, 8))
+        >>> head.average_into(average, share=0.25)
+        >>> torch.allclose(average.weight, 0.75 * first)
+        True
+        """
+        if average.weight.shape != (self.num_classes, self.in_features) or (average.bias is not None) != self.has_bias:
+            raise ValueError(f"{average} is no average of {self}: start from head.to_linear()")
+        if not 0 <= share <= 1:
+            raise ValueError(f"share is {share}, but must be between 0 and 1")
+        size = max(1, CHUNK // self.in_features)
+        for start in range(0, self.num_classes, size):
+            here = slice(start, start + size)
+            rows = self.dense_rows(here).to(average.weight)
+            average.weight[here].lerp_(rows[:, : self.in_features], share)
+            if average.bias is not None:
+                average.bias[here].lerp_(rows[:, self.in_features], share)
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, num_classes={self.num_classes}, bias={self.has_bias}"
 

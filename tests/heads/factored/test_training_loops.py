@@ -123,3 +123,104 @@ def test_grad_scaler_skips_what_is_not_finite(make, optimizer_of, alone):
     scaler.scale(sl.TaylorSoftmaxLoss()(head(hidden, target))).backward()
     scaler.step(optimizer)
     assert not torch.equal(head.weight, weight)
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+@pytest.mark.parametrize(("make", "optimizer_of"), KINDS[:3])
+def test_averages_of_buffers_are_refused(make, optimizer_of, use_buffers):
+    """The weights of the copy were those of the last step, or an average of V, U and w0 each for itself: 2.3 and 0.16 off."""
+    head = make()
+    optimizer = optimizer_of(head, lr=0.01)
+    model = torch.nn.ModuleDict({"trunk": torch.nn.Linear(2, 2), "head": head})
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=use_buffers).eval()
+    hidden, target = batch_of(head)
+    average.update_parameters(model)  # nothing has changed yet: a copy
+    torch.testing.assert_close(average.module["head"].weight, head.weight)
+    for step in range(3):
+        optimizer.zero_grad()
+        sl.TaylorSoftmaxLoss()(head(*batch_of(head, step))).backward()
+        optimizer.step()
+        average.update_parameters(model)
+    for read in (
+        lambda h: h.weight,
+        lambda h: h.bias,
+        lambda h: h(hidden, target),
+        lambda h: h.train()(hidden, target),
+        lambda h: h.logits(hidden),
+        lambda h: h.topk(hidden, 3, sl.TaylorSoftmaxLoss()),
+        lambda h: h.to_linear(),
+    ):
+        with pytest.raises(RuntimeError, match=r"overwritten from outside, as AveragedModel.*head\.average_into"):
+            read(average.module["head"])
+    assert head(hidden, target).q.isfinite().all()  # the head itself is as it was
+
+
+@pytest.mark.parametrize(("make", "optimizer_of"), KINDS)
+def test_an_exact_average(make, optimizer_of):
+    torch.manual_seed(0)
+    head, decay = make().double(), 0.9
+    optimizer, average = optimizer_of(head, lr=0.5), head.to_linear()
+    weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
+    for step in range(5):
+        optimizer.zero_grad()
+        hidden, target = batch_of(head, step)
+        sl.TaylorSoftmaxLoss()(head(hidden.double(), target)).backward()
+        optimizer.step()
+        head.average_into(average, 1 - decay)
+        weight, bias = decay * weight + (1 - decay) * head.weight, decay * bias + (1 - decay) * head.bias
+    torch.testing.assert_close(average.weight, weight)
+    torch.testing.assert_close(average.bias, bias)
+    with pytest.raises(ValueError, match=r"share is 1\.5"):
+        head.average_into(average, 1.5)
+    with pytest.raises(ValueError, match=r"start from head\.to_linear"):
+        head.average_into(torch.nn.Linear(3, D), 0.5)
+
+
+@pytest.mark.parametrize(("make", "optimizer_of"), KINDS)
+def test_made_on_the_meta_device(make, optimizer_of):
+    saved = make()
+    optimizer = optimizer_of(saved, lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        sl.TaylorSoftmaxLoss()(saved(*batch_of(saved, step))).backward()
+        optimizer.step()
+    with torch.device("meta"):
+        head = make()
+    assert all(x.is_meta for x in (*head.buffers(), *head.parameters()))
+    head.to_empty(device="cpu")
+    with pytest.raises(RuntimeError, match=r"after to_empty\(\), call load_state_dict"):
+        head.weight  # noqa: B018
+    head.load_state_dict(saved.state_dict())
+    for h in (saved, head):
+        optimizer = optimizer_of(h, lr=0.1)
+        optimizer.zero_grad()
+        sl.TaylorSoftmaxLoss()(h(*batch_of(h, 9))).backward()
+        optimizer.step()
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(tensor, head.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(("make", "optimizer_of"), KINDS)
+def test_a_device_without_float64(monkeypatch, make, optimizer_of):
+    """MPS has none, and refuses to be asked for it: here the CPU plays its part."""
+    head = make()
+    before = head.weight.detach().clone()
+    for module in ("head", "statistics"):
+        monkeypatch.setattr(f"spherical_loss.heads.factored.{module}.statistics_dtype", lambda device: torch.float32)
+
+    def without_float64(x):
+        if x.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return x.clone()
+
+    head._apply(without_float64)
+    assert all(x.dtype == torch.float32 for x in head.buffers() if x.is_floating_point())
+    optimizer = optimizer_of(head, lr=0.1)
+    sl.TaylorSoftmaxLoss()(head(*batch_of(head))).backward()
+    optimizer.step()
+    monkeypatch.undo()
+    head.cpu()  # and back
+    sl.TaylorSoftmaxLoss()(head(*batch_of(head))).backward()
+    optimizer.step()
+    assert not torch.equal(head.weight, before)
+    assert all(span.w.dtype == span.Q.base.dtype == torch.float64 for span in head.modules() if isinstance(span, FactoredHead))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from spherical_loss.heads.factored.statistics import FactoredStatistics, Span, s
 from spherical_loss.heads.factored.transform import RowTransform
 from spherical_loss.heads.gram import gram_matrix
 from spherical_loss.statistics import statistics_dtype, widened
+
+EXACT_IN_FLOAT32 = 2**24  # integers below
 
 
 class FactoredHead(GradientKeeper):
@@ -56,6 +59,7 @@ class FactoredHead(GradientKeeper):
     w0: Tensor
     w: Tensor
     row_frames: Tensor
+    written: Tensor
 
     def __init__(
         self,
@@ -80,8 +84,10 @@ class FactoredHead(GradientKeeper):
         """V is W at all times, U the identity, and outputs are computed: Q and w are up to date only where they are saved."""
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version
+        # The same as a buffer: whoever copies or averages buffers from outside changes this one, too.
+        self.register_buffer("written", torch.zeros((), dtype=torch.float32), persistent=False)
         self.shard.agree(self.Q.base, version=version_of("spherical-loss"), torch=torch.__version__)
-        if init == "he":
+        if init == "he" and not self.V.is_meta:
             self._draw(he_std(in_features))
             self.refactor()
 
@@ -93,11 +99,13 @@ class FactoredHead(GradientKeeper):
     # Reading -------------------------------------------------------------------------------------------------------
 
     def statistics(self, H: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.check_untouched()
         # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
         return FactoredStatistics.apply(H, torch.empty(0, requires_grad=self.training), self, classes)
 
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_untouched()
         with full_precision(H.device):
             s, q, _ = sums(self.extended(H), [self])
             return s, q
@@ -133,6 +141,7 @@ class FactoredHead(GradientKeeper):
 
     def rows(self, kept: Tensor | slice) -> Tensor:
         """Dense rows of W of those that are kept here."""
+        self.check_untouched()
         return self.dense(self.current_rows(kept))
 
     def gather_rows(self, classes: Tensor) -> Tensor:
@@ -170,6 +179,7 @@ class FactoredHead(GradientKeeper):
         return kept if self.shard.group is None else torch.cat(self.shard.gather(kept)[0])
 
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
+        self.check_untouched()
         X, first, count = self.extended(H), self.shard.start, len(self.shard)
         one_frame = len(self.U.past) == 0  # transform the N hidden vectors instead of the D rows
         if in_graph() and not one_frame:
@@ -287,8 +297,26 @@ class FactoredHead(GradientKeeper):
 
     def _edited(self) -> None:
         """W was replaced: gradients of the old W are no longer valid."""
-        self.version += 1
+        self.changed()
         self.forget()
+
+    def changed(self) -> None:
+        """W was changed, by this head or by a step."""
+        self.version += 1
+        self.written.fill_(self.version % EXACT_IN_FLOAT32)
+
+    def check_untouched(self) -> None:
+        """Raise a ``RuntimeError`` if buffers were overwritten from outside, each for itself: they belong together."""
+        if type(self.written) is not Tensor or self.written.is_meta or in_graph():
+            return
+        if self.training and self.written.device.type != "cpu":
+            return  # reading it would wait for the device in every step
+        if float(self.written) != self.version % EXACT_IN_FLOAT32:
+            raise RuntimeError(
+                "the buffers of this head were overwritten from outside, as AveragedModel of torch.optim.swa_utils does, or "
+                "not initialized after to_empty(). W = V U + 1 w0^T is no average of averages: average the trunk alone with "
+                "AveragedModel, and the head with head.average_into(linear, share); after to_empty(), call load_state_dict()"
+            )
 
     def _row_chunks(self) -> Iterator[slice]:
         size = max(1, CHUNK // self.V.shape[1])
@@ -305,20 +333,31 @@ class FactoredHead(GradientKeeper):
             self.V[start - self.shard.start : stop - self.shard.start, : self.in_features] = drawn[start - first : stop - first]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """``.to(dtype)`` concerns V and the frames, float32 at least; the small state keeps its precision."""
+        """``.to(dtype)`` concerns V and the frames, float32 at least; the small state is as precise as the device can."""
 
         def same_dtype(x: Tensor) -> Tensor:
             like: Tensor = fn(x.new_empty(0))
             return fn(x) if like.dtype == x.dtype else x.to(like.device)
 
-        dtype = widened(fn(self.V.new_empty(0)).dtype)
+        like = fn(self.V.new_empty(0))
+        dtype, precise = widened(like.dtype), statistics_dtype(like.device)
+        if precise == torch.float32:  # a device without float64, which cannot even be asked for it
+            self._set_precision(precise)
+        had_no_values = self.V.is_meta
         super()._apply(same_dtype, recurse)
+        self._set_precision(precise)
+        if had_no_values and not self.V.is_meta:
+            self.written.fill_(math.nan)  # until load_state_dict
+            return self
         if dtype != self.V.dtype:
             self.V = self.V.to(dtype)
             self.U.change_dtype(dtype)
             self.Q.change_dtype(dtype)
             self.refactor()  # Q and w belong to the rounded V
         return self
+
+    def _set_precision(self, precise: torch.dtype) -> None:
+        self.w, self.w0, self.Q.base = (x.to(precise) for x in (self.w, self.w0, self.Q.base))
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([*self.layout(), self.steps, *self.U.numbers()], dtype=torch.float64)

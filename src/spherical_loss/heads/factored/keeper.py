@@ -7,9 +7,11 @@ import warnings
 from typing import Any
 
 import torch
+from torch import nn
 
 from spherical_loss.heads.base import Head
 from spherical_loss.heads.factored.batch import BatchGradients
+from spherical_loss.heads.factored.shard import Shard
 
 WITHOUT_OPTIMIZER = 16  # backward passes that are kept for an optimizer that may still be made
 WITHOUT_STEP = 1_000  # backward passes since the last step after which a warning says so
@@ -17,6 +19,8 @@ WITHOUT_STEP = 1_000  # backward passes since the last step after which a warnin
 
 class GradientKeeper(Head):
     """A head that keeps the gradients of its backward passes for its own optimizer."""
+
+    shard: Shard
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -48,6 +52,14 @@ class GradientKeeper(Head):
         """What the gradients are to be multiplied by: 1 unless a GradScaler has divided it by its scale."""
         factor = 1.0 if self.factor.grad is None else float(self.factor.grad)
         return factor if math.isfinite(factor) else 1.0  # the step says what is not finite
+
+    def average_into(self, average: nn.Linear, share: float) -> None:
+        if self.shard.group is not None:
+            raise ValueError(
+                f"a sharded head has {len(self.shard)} of its {self.num_classes} rows on this rank: save_checkpoint, and "
+                "average the head that one process loads"
+            )
+        super().average_into(average, share)
 
     def _warn(self, what: str) -> None:
         if self.has_warned:

@@ -113,7 +113,7 @@ class HeadStep:
         self._update_w()
         self._update_Q()
         self.head.steps += 1
-        self.head.version += 1
+        self.head.changed()
         if len(self.head.U.past) >= transform.MAX_FRAMES:
             self.head.refactor()
 
@@ -180,7 +180,7 @@ class SmallHeadStep:
     def write(self) -> None:
         self.head.V.mul_(self.decay).sub_(self.grad_W, alpha=self.rate)
         self.head.steps += 1
-        self.head.version += 1
+        self.head.changed()
 
 
 def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep | SmallHeadStep]:

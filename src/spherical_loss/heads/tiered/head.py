@@ -79,16 +79,17 @@ class TieredHead(GradientKeeper):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
-        p = zipf(num_classes) if frequencies is None else checked_frequencies(frequencies, num_classes).cpu()
-        order = torch.arange(num_classes) if frequencies is None else p.argsort(descending=True, stable=True)
+        with torch.device("cpu"):  # these are read here, also where the head is made on the meta device
+            p = zipf(num_classes) if frequencies is None else checked_frequencies(frequencies, num_classes).cpu()
+        order = p.argsort(descending=True, stable=True)
         p = p[order] / p.sum()
         cuts = automatic_cuts(p) if cuts is None else checked_cuts(cuts, num_classes)
         self.bounds = [0, *cuts, num_classes]
         chosen = checked_kinds(kinds, len(self.bounds) - 1)
         self.tier_frequencies = [float(p[start:stop].mean()) for start, stop in pairwise(self.bounds)]
         """The mean frequency of a class in each tier."""
-        self.register_buffer("order", order)  # the classes, most frequent first
-        self.register_buffer("place", torch.empty_like(order), persistent=False)  # the position of each class in it
+        self.register_buffer("order", order.to(torch.empty(0).device))  # the classes, most frequent first
+        self.register_buffer("place", torch.empty_like(self.order), persistent=False)  # the position of each class in it
         self._invert_order()
         self.tiers = nn.ModuleList()
         self.ranges: list[tuple[Head, int, int]] = []
@@ -142,6 +143,8 @@ class TieredHead(GradientKeeper):
     def statistics(self, H: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         place = self.place[classes]
         if self.spans:
+            for span in self.spans:
+                span.head.check_untouched()
             # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
             s, q, o_c = FactoredStatistics.apply(H, torch.empty(0, requires_grad=self.training), self, place)
         else:
@@ -270,7 +273,7 @@ def automatic_cuts(p: Tensor) -> list[int]:
     """Where frequencies, sorted, fall by equal factors: as many tiers as make the factor at least 10, and at most 4."""
     decades = math.log(float(p[0] / p[-1])) / math.log(LEAST_RATIO)
     tiers = max(1, min(MOST_TIERS, int(decades)))
-    thresholds = p[0] * (p[-1] / p[0]) ** (torch.arange(1, tiers, dtype=p.dtype) / tiers)
+    thresholds = p[0] * (p[-1] / p[0]) ** (torch.arange(1, tiers, dtype=p.dtype, device=p.device) / tiers)
     # The classes more frequent than each threshold; with few classes, some tiers may have none.
     counts = torch.searchsorted(-p, -thresholds).tolist()
     return sorted({int(n) for n in counts if 0 < n < len(p)})
