@@ -6,20 +6,18 @@ Both are abstract; the losses themselves are in :mod:`spherical_loss.losses`.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from spherical_loss._targets import check, class_dim, explained, num_classes, overlaps
-from spherical_loss.statistics import Statistics, dense_statistics, statistics_dtype, widened
+from spherical_loss import _logits
+from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 if TYPE_CHECKING:
     from typing import Unpack  # Python 3.11
 
-REDUCTIONS = ("none", "mean", "sum")
 NO_TARGET = "logits need a target: loss(logits, target); only Statistics from a head carry their own"
 
 
@@ -62,12 +60,7 @@ class Loss(nn.Module, ABC):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction {reduction!r} is not known; use one of {', '.join(REDUCTIONS)}")
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise ValueError(f"label_smoothing is {label_smoothing}, but must be between 0 and 1")
-        if weight is not None and weight.dim() != 1:
-            raise ValueError(f"weight has shape {tuple(weight.shape)}, but must be one number per class, (D,)")
+        _logits.check_options(weight, ignore_index, reduction, label_smoothing)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -115,6 +108,14 @@ class Loss(nn.Module, ABC):
         s, q = x.sum(dim, keepdim=True), x.square().sum(dim, keepdim=True)
         return self.score(s, q, x, o.shape[dim]).topk(k, dim=dim).indices
 
+    def _options(self) -> LossOptions:
+        return {
+            "weight": self.weight,
+            "ignore_index": self.ignore_index,
+            "reduction": self.reduction,
+            "label_smoothing": self.label_smoothing,
+        }
+
     def extra_repr(self) -> str:
         defaults = {"overwrite_logits": False, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
         given = {name: value for name, value in vars(self).items() if name in defaults and value != defaults[name]}
@@ -149,11 +150,7 @@ class SphericalLoss(Loss):
 
     def __init__(self, *, overwrite_logits: bool = False, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
-        if overwrite_logits and self.label_smoothing > 0:
-            raise ValueError(
-                "overwrite_logits=True needs a gradient that follows from s, q and o_c alone, which label_smoothing "
-                f"({self.label_smoothing}) breaks; use one of the two"
-            )
+        _logits.check_options(overwrite_logits=overwrite_logits, **options)
         self.overwrite_logits = overwrite_logits
 
     @property
@@ -173,28 +170,14 @@ class SphericalLoss(Loss):
             return self._of_statistics(input, target)
         if target is None:
             raise TypeError(NO_TARGET)
-        check(input, target, self.weight, self.ignore_index)
-        if target.is_floating_point() or self.label_smoothing > 0:
-            return self._of_all_classes(input, target)
-        if self.overwrite_logits and overlaps(input):
-            raise ValueError(
-                f"overwrite_logits=True cannot write into logits of shape {tuple(input.shape)} and strides {input.stride()}, "
-                "whose elements share memory; give it a copy, logits.contiguous(), or leave it off"
-            )
-        target = target.long()
-        dtype = widened(input.dtype)
-        N, D, M = (1, *input.shape, 1) if input.dim() == 1 else (*input.shape[:2], math.prod(input.shape[2:]))
-        flat = target.reshape(N, M)
-        counted = flat != self.ignore_index
-        classes = torch.where(counted, flat, 0)
-        s, q, o_c = explained(
-            lambda: dense_statistics(input.reshape(N, D, M), classes, self.overwrite_logits, self.needs_float64),
+        return _logits.family_loss(
+            self.formula,
             input,
             target,
-            self.ignore_index,
+            overwrite_logits=self.overwrite_logits,
+            needs_float64=self.needs_float64,
+            **self._options(),
         )
-        losses = self._reduce(self._counted_losses(s, q, o_c, D, counted), counted, classes).to(dtype)
-        return losses.reshape(target.shape if self.reduction == "none" else ())
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
         if not self.is_likelihood:
@@ -203,9 +186,7 @@ class SphericalLoss(Loss):
 
     def class_losses(self, o: Tensor, dim: int = -1) -> Tensor:
         """The loss each class would have as the target, shaped like ``o``; computed in float64, as the statistics are."""
-        x = o.to(statistics_dtype(o.device))
-        s, q = x.sum(dim, keepdim=True), x.square().sum(dim, keepdim=True)
-        return self.formula(s, q, x, o.shape[dim])
+        return _logits.class_losses(self.formula, o, dim)
 
     def _of_statistics(self, statistics: Statistics, target: Tensor | None) -> Tensor:
         if target is not None:
@@ -234,56 +215,17 @@ class SphericalLoss(Loss):
         counted = (target >= 0) & (target != self.ignore_index)
         classes = torch.where(counted, target, 0)
         if target_weight is None:
-            return self._reduce(_guarded(self._counted_losses(s, q, o_c, D, counted)), counted, classes).to(dtype)
+            losses = _guarded(_logits.counted_losses(self.formula, s, q, o_c, D, counted))
+            return _logits.weighted_and_reduced(losses, counted, classes, self.weight, self.reduction).to(dtype)
         # K targets per example are class probabilities of which only K are not zero, and are reduced in the same way.
         share = torch.where(counted, target_weight.to(precise), 0.0)
         if self.weight is not None:
             share = share * self.weight.to(precise)[classes]
-        losses = _guarded(self._counted_losses(s.unsqueeze(-1), q.unsqueeze(-1), o_c, D, counted))
-        return reduced((losses * share).sum(-1), None, self.reduction).to(dtype)
-
-    def _of_all_classes(self, o: Tensor, target: Tensor) -> Tensor:
-        """Class probabilities and label smoothing: the expected loss, which needs the loss of every class."""
-        if self.overwrite_logits:
-            raise ValueError("overwrite_logits=True works with class indices only; leave it off for class-probability targets")
-        dim, D = class_dim(o), num_classes(o)
-        losses = self.class_losses(o, dim)
-        per_class = torch.ones(D, dtype=losses.dtype, device=o.device) if self.weight is None else self.weight.to(losses.dtype)
-        weighted = losses * per_class.reshape(-1, *[1] * (o.dim() - 1 - dim))
-        even = self.label_smoothing / D
-        if target.is_floating_point():
-            shares = target.to(losses.dtype) * (1 - self.label_smoothing) + even
-            return reduced((weighted * shares).sum(dim), None, self.reduction).to(widened(o.dtype))
-        target = target.long()
-        counted = target != self.ignore_index
-        classes = torch.where(counted, target, 0)
-        picked = explained(lambda: weighted.gather(dim, classes.unsqueeze(dim)).squeeze(dim), o, target, self.ignore_index)
-        smoothed = (1 - self.label_smoothing) * picked + even * weighted.sum(dim)
-        importance = torch.where(counted, per_class[classes], 0.0)
-        return reduced(torch.where(counted, smoothed, 0.0), importance, self.reduction).to(widened(o.dtype))
-
-    def _counted_losses(self, s: Tensor, q: Tensor, o_c: Tensor, D: int, counted: Tensor) -> Tensor:
-        """The formula where ``counted``, else 0. Ignored statistics are replaced first: 0 times an infinite slope is nan."""
-        s, q, o_c = (torch.where(counted, x, 1.0) for x in (s, q, o_c))  # the statistics of a one-hot output
-        return torch.where(counted, self.formula(s, q, o_c, D), 0.0)
-
-    def _reduce(self, losses: Tensor, counted: Tensor, classes: Tensor) -> Tensor:
-        if self.weight is None:
-            return reduced(losses, counted, self.reduction)
-        importance = torch.where(counted, self.weight.to(losses.dtype)[classes], 0.0)
-        return reduced(losses * importance, importance, self.reduction)
+        losses = _guarded(_logits.counted_losses(self.formula, s.unsqueeze(-1), q.unsqueeze(-1), o_c, D, counted))
+        return _logits.reduced((losses * share).sum(-1), None, self.reduction).to(dtype)
 
 
 def _guarded(losses: Tensor) -> Tensor:
     """The same losses. Where one is not finite, neither is its gradient: the logarithm of a negative number is NaN, but its
     slope is finite, and an optimizer would follow it."""
     return losses * (1 + 0 * losses.detach())
-
-
-def reduced(losses: Tensor, importance: Tensor | None, reduction: str) -> Tensor:
-    """torch's reductions: the mean divides by the total importance, so that a batch of ignored examples gives 0 / 0 = nan."""
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    return losses.mean() if importance is None else losses.sum() / importance.sum()

@@ -4,18 +4,95 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss._targets import check, explained
+from spherical_loss._logits import family_loss, softmax_loss
 from spherical_loss.base import NO_TARGET, Loss, SphericalLoss
 from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
+if TYPE_CHECKING:
+    from typing import Unpack  # Python 3.11
+
+    from spherical_loss.base import LossOptions
+
+
+class Quadratic(NamedTuple):
+    """``g(x) = a1 + a2 x + a3 x^2 > 0``: the distribution is ``g(o_c) / sum_k g(o_k)``, the sum is ``a1 D + a2 s + a3 q``."""
+
+    a1: float
+    a2: float
+    a3: float
+
+
+def vertex(g: Quadratic) -> float:
+    """Where ``g`` is smallest: classes are ranked by their distance from it, on either side."""
+    return -g.a2 / (2 * g.a3)
+
+
+def least(g: Quadratic) -> float:
+    """The smallest value of ``g``."""
+    return g.a1 - g.a2**2 / (4 * g.a3)
+
+
+def numerator(g: Quadratic, o: Tensor) -> Tensor:
+    """``g(o)`` as a square plus its smallest value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
+    return g.a3 * (o - vertex(g)).square() + least(g)
+
+
+def log_numerator(g: Quadratic, o: Tensor) -> Tensor:
+    """``log g(o)``, up to a constant, which cancels in the distribution."""
+    if g.a3 != least(g):  # the constant, as large as log(1 / eps), would cost digits
+        return numerator(g, o).log()
+    t = o - vertex(g)
+    return torch.log1p(t * t)  # the Taylor softmax, in the fewest calls
+
+
+def quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+    return torch.log(g.a1 * D + g.a2 * s + g.a3 * q) - torch.log(numerator(g, o_c))
+
+
+def quadratic_needs_float64(g: Quadratic) -> bool:
+    """At worst, for outputs sqrt(a1 / a3), the terms of a1 D + a2 s + a3 q are (1 + c) / (1 - c) times their sum. That is 5.8
+    for the Taylor softmax and 1 for the spherical one; much more would cost float32 its digits."""
+    c = abs(g.a2) / (2 * math.sqrt(g.a1 * g.a3))
+    return (1 + c) > 10 * (1 - c)
+
+
+def quadratic_loss(
+    g: Quadratic, o: Tensor, target: Tensor, overwrite_logits: bool = False, **options: Unpack[LossOptions]
+) -> Tensor:
+    """``-log g(o_c) / sum_k g(o_k)`` of logits, with checked options."""
+    all_classes = target.is_floating_point() or options.get("label_smoothing", 0.0) > 0
+    if overwrite_logits or (o.numel() > 2**14 and not all_classes):
+        precise = quadratic_needs_float64(g)
+        formula = partial(quadratic_formula, g)
+        return family_loss(formula, o, target, overwrite_logits=overwrite_logits, needs_float64=precise, **options)
+    # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
+    # with any option. It takes the fewest calls, which is what counts below some 2^14 logits; above, its N x D
+    # temporaries cost more than the kernel.
+    loss = softmax_loss(partial(log_numerator, g), o, target, **options)
+    if _overflowed(loss):
+        return softmax_loss(partial(log_numerator, g), o.to(statistics_dtype(o.device)), target, **options).to(loss.dtype)
+    return loss
+
+
+def quadratic_probabilities(g: Quadratic, o: Tensor, dim: int) -> Tensor:
+    values = numerator(g, o.to(widened(o.dtype)))
+    return (values / values.sum(dim, keepdim=True)).to(o.dtype)
+
+
+def quadratic_log_probabilities(g: Quadratic, o: Tensor, dim: int) -> Tensor:
+    values = numerator(g, o.to(widened(o.dtype)))
+    return (values.log() - values.sum(dim, keepdim=True).log()).to(o.dtype)
+
 
 class QuadraticLikelihood(SphericalLoss):
-    """``-log g(o_c) / sum_k g(o_k)`` with ``g(x) = a1 + a2 x + a3 x^2 > 0``, whose sum is ``a1 D + a2 s + a3 q``."""
+    """``-log g(o_c) / sum_k g(o_k)`` with a positive quadratic ``g``."""
 
     is_likelihood = True
     needs_float64 = False
@@ -23,55 +100,34 @@ class QuadraticLikelihood(SphericalLoss):
     a2: float
     a3: float
 
-    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-        return torch.log(self.a1 * D + self.a2 * s + self.a3 * q) - torch.log(self.numerator(o_c))
-
-    def numerator(self, o: Tensor) -> Tensor:
-        """``g(o)`` as a square plus its smallest value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
-        return self.a3 * (o - self.vertex).square() + self.least
-
-    def log_numerator(self, o: Tensor) -> Tensor:
-        """``log g(o)``, up to a constant, which cancels in the distribution."""
-        if self.a3 != self.least:  # the constant, as large as log(1 / eps), would cost digits
-            return self.numerator(o).log()
-        t = o - self.vertex
-        return torch.log1p(t * t)  # the Taylor softmax, in the fewest calls
+    @property
+    def g(self) -> Quadratic:
+        return Quadratic(self.a1, self.a2, self.a3)
 
     @property
     def vertex(self) -> float:
-        """Where ``g`` is smallest: classes are ranked by their distance from it, on either side."""
-        return -self.a2 / (2 * self.a3)
+        return vertex(self.g)
 
     @property
     def least(self) -> float:
-        """The smallest value of ``g``."""
-        return self.a1 - self.a2**2 / (4 * self.a3)
+        return least(self.g)
+
+    def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+        return quadratic_formula(self.g, s, q, o_c, D)
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
-        return (o - self.vertex).abs()
+        return (o - vertex(self.g)).abs()
 
     def forward(self, input: Tensor | Statistics, target: Tensor | None = None) -> Tensor:
-        # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
-        # with any option. It takes the fewest calls, which is what counts below some 2^14 logits; above, its N x D
-        # temporaries cost more than the kernel.
-        if isinstance(input, Statistics) or target is None or self.overwrite_logits:
+        if isinstance(input, Statistics) or target is None:
             return super().forward(input, target)
-        if input.numel() > 2**14 and not target.is_floating_point() and self.label_smoothing == 0:
-            return super().forward(input, target)
-        check(input, target, self.weight, self.ignore_index)
-        dtype = widened(input.dtype)
-        loss = _cross_entropy(self, self.log_numerator(input.to(dtype)), target)
-        if _overflowed(loss):
-            loss = _cross_entropy(self, self.log_numerator(input.to(statistics_dtype(input.device))), target).to(dtype)
-        return loss
+        return quadratic_loss(self.g, input, target, overwrite_logits=self.overwrite_logits, **self._options())
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
-        g = self.numerator(o.to(widened(o.dtype)))
-        return (g.log() - g.sum(dim, keepdim=True).log()).to(o.dtype)
+        return quadratic_log_probabilities(self.g, o, dim)
 
     def probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
-        g = self.numerator(o.to(widened(o.dtype)))
-        return (g / g.sum(dim, keepdim=True)).to(o.dtype)
+        return quadratic_probabilities(self.g, o, dim)
 
     def prior_bias(self, frequencies: Tensor, Z: float | None = None) -> Tensor:
         """The bias ``b`` with ``g(b_k) = p_k Z``, on the right-hand side of the vertex.
@@ -115,32 +171,13 @@ class SoftmaxLikelihood(Loss):
             )
         if target is None:
             raise TypeError(NO_TARGET)
-        check(input, target, self.weight, self.ignore_index)
-        return _cross_entropy(self, self.log_numerator(input.to(widened(input.dtype))), target)
+        return softmax_loss(self.log_numerator, input, target, **self._options())
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
         return self.log_numerator(o)
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
         return F.log_softmax(self.log_numerator(o), dim)
-
-
-def _cross_entropy(loss: Loss, log_numerator: Tensor, target: Tensor) -> Tensor:
-    target = target.to(log_numerator.dtype) if target.is_floating_point() else target.long()
-    weight = None if loss.weight is None else loss.weight.to(log_numerator.dtype)
-    return explained(
-        lambda: F.cross_entropy(
-            log_numerator,
-            target,
-            weight,
-            ignore_index=loss.ignore_index,
-            reduction=loss.reduction,
-            label_smoothing=loss.label_smoothing,
-        ),
-        log_numerator,
-        target,
-        loss.ignore_index,
-    )
 
 
 def normalized(frequencies: Tensor) -> Tensor:

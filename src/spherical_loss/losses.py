@@ -18,7 +18,14 @@ from torch import Tensor
 
 from spherical_loss.base import SphericalLoss
 from spherical_loss.bound import bound_lambda, tightest_xi
-from spherical_loss.likelihoods import QuadraticLikelihood, SoftmaxLikelihood, float_dtype, normalized
+from spherical_loss.likelihoods import (
+    Quadratic,
+    QuadraticLikelihood,
+    SoftmaxLikelihood,
+    float_dtype,
+    normalized,
+    quadratic_needs_float64,
+)
 
 if TYPE_CHECKING:
     from typing import Unpack  # Python 3.11
@@ -31,6 +38,9 @@ DEFAULT_EPS = 0.01  # the order of magnitude of the paper's tuned value (0.0198 
 def softplus(x: Tensor) -> Tensor:
     """``log(1 + e^x)``. By itself torch takes x for it above 20, where 2e-9 is missing: the bound has that D times."""
     return F.softplus(x, threshold=40.0)
+
+
+TAYLOR = Quadratic(1.0, 1.0, 0.5)
 
 
 class TaylorSoftmaxLoss(QuadraticLikelihood):
@@ -50,7 +60,13 @@ class TaylorSoftmaxLoss(QuadraticLikelihood):
     tensor(0.3365)
     """
 
-    a1, a2, a3 = 1.0, 1.0, 0.5
+    a1, a2, a3 = TAYLOR
+
+
+def _spherical(eps: float) -> Quadratic:
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps is {eps}, but must be positive: without it the loss of an output o_c = 0 is infinite")
+    return Quadratic(float(eps), 0.0, 1.0)
 
 
 class SphericalSoftmaxLoss(QuadraticLikelihood):
@@ -67,16 +83,25 @@ class SphericalSoftmaxLoss(QuadraticLikelihood):
     tensor([[0.4737, 0.0526, 0.4737]])
     """
 
-    a2, a3 = 0.0, 1.0
-
     def __init__(self, eps: float = DEFAULT_EPS, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
-        if not 0 < eps < math.inf:
-            raise ValueError(f"eps is {eps}, but must be positive: without it the loss of an output o_c = 0 is infinite")
-        self.a1 = self.eps = float(eps)
+        self.a1, self.a2, self.a3 = _spherical(eps)
+        self.eps = self.a1
 
     def extra_repr(self) -> str:
         return _join(f"eps={self.eps:g}", super().extra_repr())
+
+
+def _positive_quadratic(a1: float, a2: float, a3: float) -> Quadratic:
+    if not a3 > 0:
+        raise ValueError(f"a1 + a2 x + a3 x^2 is not positive everywhere: a3 is {a3}, but must be > 0")
+    if not 4 * a1 * a3 > a2**2:
+        raise ValueError(
+            f"a1 + a2 x + a3 x^2 is not positive everywhere: 4 a1 a3 is {4 * a1 * a3:g}, but must be > a2^2 = {a2**2:g}"
+        )
+    if not (math.isfinite(a1) and math.isfinite(a2) and math.isfinite(a3)):
+        raise ValueError(f"a1, a2, a3 are {a1}, {a2}, {a3}, but must be finite")
+    return Quadratic(float(a1), float(a2), float(a3))
 
 
 class QuadraticSoftmaxLoss(QuadraticLikelihood):
@@ -92,22 +117,22 @@ class QuadraticSoftmaxLoss(QuadraticLikelihood):
 
     def __init__(self, a1: float, a2: float, a3: float, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
-        if not a3 > 0:
-            raise ValueError(f"a1 + a2 x + a3 x^2 is not positive everywhere: a3 is {a3}, but must be > 0")
-        if not 4 * a1 * a3 > a2**2:
-            raise ValueError(
-                f"a1 + a2 x + a3 x^2 is not positive everywhere: 4 a1 a3 is {4 * a1 * a3:g}, but must be > a2^2 = {a2**2:g}"
-            )
-        if not (math.isfinite(a1) and math.isfinite(a2) and math.isfinite(a3)):
-            raise ValueError(f"a1, a2, a3 are {a1}, {a2}, {a3}, but must be finite")
-        self.a1, self.a2, self.a3 = float(a1), float(a2), float(a3)
-        # At worst, for outputs sqrt(a1 / a3), the terms of a1 D + a2 s + a3 q are (1 + c) / (1 - c) times their sum. That is
-        # 5.8 for the Taylor softmax; much more would cost float32 its digits.
-        c = abs(a2) / (2 * math.sqrt(a1 * a3))
-        self.needs_float64 = (1 + c) > 10 * (1 - c)
+        self.a1, self.a2, self.a3 = _positive_quadratic(a1, a2, a3)
+        self.needs_float64 = quadratic_needs_float64(self.g)
 
     def extra_repr(self) -> str:
         return _join(f"a1={self.a1:g}, a2={self.a2:g}, a3={self.a3:g}", super().extra_repr())
+
+
+def _check_target_value(target_value: float) -> None:
+    if not (math.isfinite(target_value) and target_value != 0):
+        raise ValueError(
+            f"target_value is {target_value}, but must be finite and not zero: zero is the same target for all classes"
+        )
+
+
+def _squared_error(y_c: float, q: Tensor, o_c: Tensor) -> Tensor:
+    return q - 2 * o_c * y_c + y_c**2
 
 
 class SquaredErrorLoss(SphericalLoss):
@@ -126,15 +151,11 @@ class SquaredErrorLoss(SphericalLoss):
 
     def __init__(self, target_value: float = 1.0, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
-        if not (math.isfinite(target_value) and target_value != 0):
-            raise ValueError(
-                f"target_value is {target_value}, but must be finite and not zero: zero is the same target for all classes"
-            )
+        _check_target_value(target_value)
         self.target_value = float(target_value)
 
     def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-        y_c = self.target_value
-        return q - 2 * o_c * y_c + y_c**2
+        return _squared_error(self.target_value, q, o_c)
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
         return o * self.target_value
@@ -145,6 +166,19 @@ class SquaredErrorLoss(SphericalLoss):
 
     def extra_repr(self) -> str:
         return _join(f"target_value={self.target_value:g}", super().extra_repr())
+
+
+def _check_xi(xi: float | None) -> None:
+    if xi is not None and not math.isfinite(xi):
+        raise ValueError(f"xi is {xi}, but must be finite, or None for the tightest xi of each example")
+
+
+def _softmax_bound(fixed_xi: float | None, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+    spread = (q - s * s / D).clamp_min(0)
+    xi = tightest_xi(spread, D) if fixed_xi is None else spread.new_tensor(abs(fixed_xi))  # the bound is even in xi
+    lam = bound_lambda(xi)
+    constant = -((D - 2) ** 2) / (16 * D * lam) - D * xi / 2 - D * lam * xi**2 + D * softplus(xi)
+    return constant + s / D + spread * lam - o_c
 
 
 class SoftmaxBoundLoss(SphericalLoss):
@@ -166,16 +200,11 @@ class SoftmaxBoundLoss(SphericalLoss):
 
     def __init__(self, xi: float | None = None, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
-        if xi is not None and not math.isfinite(xi):
-            raise ValueError(f"xi is {xi}, but must be finite, or None for the tightest xi of each example")
+        _check_xi(xi)
         self.xi = None if xi is None else float(xi)
 
     def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-        spread = (q - s * s / D).clamp_min(0)
-        xi = tightest_xi(spread, D) if self.xi is None else spread.new_tensor(abs(self.xi))  # the bound is even in xi
-        lam = bound_lambda(xi)
-        constant = -((D - 2) ** 2) / (16 * D * lam) - D * xi / 2 - D * lam * xi**2 + D * softplus(xi)
-        return constant + s / D + spread * lam - o_c
+        return _softmax_bound(self.xi, s, q, o_c, D)
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
         return o
@@ -189,6 +218,28 @@ class SoftmaxBoundLoss(SphericalLoss):
 
     def extra_repr(self) -> str:
         return _join(f"xi={self.xi}", super().extra_repr())
+
+
+def _check_z(a: float, b: float) -> None:
+    if not 0 < a < math.inf:
+        raise ValueError(f"a is {a}, but must be positive and finite")
+    if not math.isfinite(b):
+        raise ValueError(f"b is {b}, but must be finite")
+
+
+def _z_loss(a: float, b: float, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+    if D == 2:
+        raise ValueError(
+            "ZLoss has no gradient with two classes, whose z_c is 1 or -1 whatever the outputs are; use another loss, such "
+            "as TaylorSoftmaxLoss"
+        )
+    mean = s / D
+    variance = q / D - mean**2
+    # Where the outputs are in fact equal, rounding leaves a variance of some 1e-16 q / D (1e-7 without float64).
+    # One class is always equal to itself, even where a head computes q in float32.
+    equal = (variance <= 8 * torch.finfo(q.dtype).eps * q / D) | (D == 1)
+    z_c = torch.where(equal, 0.0, (o_c - mean) / torch.where(equal, 1.0, variance).sqrt())
+    return softplus(a * (b - z_c)) / a
 
 
 class ZLoss(SphericalLoss):
@@ -211,25 +262,11 @@ class ZLoss(SphericalLoss):
 
     def __init__(self, a: float, b: float, **options: Unpack[SphericalLossOptions]) -> None:
         super().__init__(**options)
-        if not 0 < a < math.inf:
-            raise ValueError(f"a is {a}, but must be positive and finite")
-        if not math.isfinite(b):
-            raise ValueError(f"b is {b}, but must be finite")
+        _check_z(a, b)
         self.a, self.b = float(a), float(b)
 
     def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-        if D == 2:
-            raise ValueError(
-                "ZLoss has no gradient with two classes, whose z_c is 1 or -1 whatever the outputs are; use another loss, such "
-                "as TaylorSoftmaxLoss"
-            )
-        mean = s / D
-        variance = q / D - mean**2
-        # Where the outputs are in fact equal, rounding leaves a variance of some 1e-16 q / D (1e-7 without float64).
-        # One class is always equal to itself, even where a head computes q in float32.
-        equal = (variance <= 8 * torch.finfo(q.dtype).eps * q / D) | (D == 1)
-        z_c = torch.where(equal, 0.0, (o_c - mean) / torch.where(equal, 1.0, variance).sqrt())
-        return softplus(self.a * (self.b - z_c)) / self.a
+        return _z_loss(self.a, self.b, s, q, o_c, D)
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
         return o

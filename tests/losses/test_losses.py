@@ -78,6 +78,25 @@ def test_functional_form_is_the_module(case):
         assert_same(case.function(o, target, **options), case.make(**options)(o, target), o)
 
 
+@every_function
+def test_functions_build_no_module(case, monkeypatch):
+    wanted = [(cell, case.make(**cell[2])(*cell[:2])) for cell in (grid_cell(shape, GRID[0]) for shape in ((4, 5), (40, 500)))]
+    monkeypatch.setattr(torch.nn.Module, "__init__", lambda *a, **k: pytest.fail("built a module"))
+    for (o, target, options), value in wanted:
+        torch.testing.assert_close(case.function(o, target, **options), value)
+
+
+@every_function
+def test_functions_refuse_what_modules_refuse(case):
+    o, target = data(4, 5)
+    for options in ({"reduction": "average"}, {"label_smoothing": 1.5}, {"weight": torch.ones(5, 1)}):
+        for call in (lambda options=options: case.make(**options), lambda options=options: case.function(o, target, **options)):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                call()
+    with pytest.raises(TypeError, match="Statistics of a head go to the loss as a module"):
+        case.function(sl.DenseHead(3, 5)(torch.randn(4, 3), target), target)
+
+
 @every_loss
 @given(
     N=st.integers(1, 4),

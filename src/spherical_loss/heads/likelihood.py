@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spherical_loss.base import REDUCTIONS, reduced
+from spherical_loss._logits import REDUCTIONS, reduced
 from spherical_loss.heads.base import TopK, check_batch, in_graph
 from spherical_loss.likelihoods import normalized
 
