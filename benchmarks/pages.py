@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import crossover, search, word_capacity
+from benchmarks import crossover, labels, search, word_capacity
 from benchmarks.language_step import PART_NAMES
 from benchmarks.quality import page as quality_page
 from benchmarks.steps import Row
@@ -37,6 +37,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("benchmarks.md", "quality"): quality(stored("quality-time")),
         ("how/many-classes.md", "capacity"): markdown(replace(word_capacity.table(stored("capacity")), title="")),
+        ("guides/several-classes.md", "labels"): markdown(replace(labels.table(stored("labels")), title="")),
         ("guides/serving.md", "search"): markdown(replace(search.table(stored("search")), title="")),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
