@@ -14,9 +14,9 @@ from benchmarks.quality.study import Budget, Study
 from benchmarks.timing import RESULTS
 
 STUDIES = {
-    "time": (Budget(300, 20, "seconds"), ("115,519", "all"), tuple(CONTENDERS)),
+    "time": (Budget(300, 60, "seconds"), ("115,519", "all"), tuple(CONTENDERS)),
     "classes": (
-        Budget(2_000, 1_000, "steps"),
+        Budget(2_000, 500, "steps"),
         ("100", "1,000", "10,000", "100,000"),
         ("dense softmax", "sampled softmax", "Taylor, one head", "Taylor, tiers"),
     ),

@@ -31,9 +31,9 @@ from spherical_loss import (
 )
 
 NEGATIVES = 1_024
-FREQUENT, TAIL_CUTOFFS = (500, 2_000), (8_000,)  # of AdaptiveSphericalSoftmax: two softmaxes and two tails
+FREQUENT, TAIL_CUTOFFS = (100, 500, 2_000), (8_000,)  # of AdaptiveSphericalSoftmax: three softmaxes and two tails
 EPS = 0.02  # of the spherical softmax; its rates are those of the Taylor softmax times eps
-SECOND_SOFTMAX, TAILS = 3.0, 25.0  # their learning rates, in that of the first softmax
+LATER_SOFTMAXES, TAILS = 3.0, 25.0  # their learning rates, in that of the first softmax
 CUTOFFS = (2_000, 20_000)  # of nn.AdaptiveLogSoftmaxWithLoss
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]
@@ -85,7 +85,7 @@ class Mixed(Likelihood):
         later = [p for softmax in self.layer.softmaxes for p in softmax.parameters()]
         softmaxes: list[dict[str, Any]] = [
             {"params": [self.layer.weight, self.layer.bias]},
-            {"params": later, "lr": SECOND_SOFTMAX * lr},
+            {"params": later, "lr": LATER_SOFTMAXES * lr},
         ]
         return [SGD(softmaxes, lr), *(FactoredSGD(tail, self.tails * lr) for tail in self.layer.tails)]
 
@@ -197,14 +197,14 @@ def adaptive(d: int, counts: Tensor) -> Layer:
 
 
 CONTENDERS = {  # in the order in which they are trained: the main question first
-    "sampled softmax": Contender(sampled, 0.015, 0.1),
-    "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, TAILS), 0.015, 0.1),
+    "sampled softmax": Contender(sampled, 0.01, 0.05),
+    "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, TAILS), 0.01, 0.05),
     "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.003, 10.0),
     "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.003, 100.0),
-    "adaptive softmax": Contender(adaptive, 0.015, 0.1),
+    "adaptive softmax": Contender(adaptive, 0.01, 0.05),
     "spherical, tiers": Contender(family(spherical, tiers=True), 0.003, EPS * 10),
-    "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.015, 0.1),
+    "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.01, 0.05),
     "spherical, one head": Contender(family(spherical, tiers=False), 0.003, EPS * 100),
-    "Z-loss, tiers": Contender(family(ZLoss, tiers=True), 0.015, 1.0, {"a": 0.1, "b": 30.0}),
-    "dense softmax": Contender(DenseSoftmax, 0.015, 0.1),
+    "Z-loss, tiers": Contender(family(ZLoss, tiers=True), 0.01, 1.0, {"a": 0.1, "b": 30.0}),
+    "dense softmax": Contender(DenseSoftmax, 0.01, 0.05),
 }

@@ -25,7 +25,7 @@ def table(part: dict[str, Any]) -> list[list[str]]:
     for name in CONTENDERS:
         if runs := finished(part, name):
             ends = [run["end"] for run in runs]
-            step = part["paces"]["tuned"][name]
+            step = part["paces"][name]
             words = f"{BATCH * runs[0]['steps'] / 1e6:.2g} million"
             rates = f"{runs[0]['lr']:g}, {runs[0]['output_lr']:g}"
             errors = [f"{100 * statistics.fmean(end[k] for end in ends):.1f}%" for k in ("top1", "top10", "top100")]
@@ -66,7 +66,7 @@ def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:
         ):
             for name in CONTENDERS:
                 if (runs := finished(part, name)) and runs[0]["curve"][0][metric] is not None:
-                    draw_curve(axes, name, runs, part["paces"]["tuned"][name], metric, factor)
+                    draw_curve(axes, name, runs, part["paces"][name], metric, factor)
             axes.set(xscale="log", xlabel="seconds of training, one thread", ylabel=label, title=f"{part['words']:,} words")
             ticks = sorted({round(x) for line in axes.lines for x in line.get_xdata()})
             axes.set_xticks(ticks, [str(tick) for tick in ticks])

@@ -25,7 +25,7 @@ from benchmarks.quality.training import Session, Training, corpus, trained
 
 REFERENCE = "sampled softmax"  # paces are ratios to its pace, so that contenders can be added on another day
 SEEDS = (1, 2, 3)
-SEARCH = {"wide": (5, 0.7), "narrow": (2, 0.3)}  # trials, and decades to each side: of the start, then of the best so far
+TRIALS, DECADES = 4, 0.5  # of the search, which reaches so many decades to each side of the start
 ROUNDS, TURN_SECONDS, WARMUP = 7, 0.5, 20  # of the measurement of paces
 
 
@@ -57,12 +57,10 @@ class Study:
     def run(self, names: Sequence[str], workers: int) -> None:
         """Do what is missing of these contenders."""
         names = list(dict.fromkeys([REFERENCE, *names])) if self.budget.unit == "seconds" else list(names)
-        self.measure_paces("search", {name: self.start(name) for name in names})
-        for stage in SEARCH:
-            self.train([training for name in names for training in self.trials(name, stage)], "trials", workers, stage=stage)
+        self.measure_paces(names)
+        self.train([training for name in names for training in self.trials(name)], "trials", workers)
         tuned = {name: best for name in names if (best := self.best(name)) is not None}
-        self.measure_paces("tuned", tuned)
-        steps = {name: self.steps(name, "tuned", self.budget.training) for name in tuned}
+        steps = {name: self.steps(name, self.budget.training) for name in tuned}
         runs = [self.training(name, seed, steps[name], values) for seed in SEEDS for name, values in tuned.items()]
         self.train(runs, "runs", workers)
 
@@ -72,25 +70,20 @@ class Study:
         contender = CONTENDERS[name]
         return {"lr": contender.lr, "output_lr": contender.output_lr, **contender.options}
 
-    def best(self, name: str, *stages: str) -> dict[str, float] | None:
+    def best(self, name: str) -> dict[str, float] | None:
         """The values with the lowest perplexity, or, without one, the lowest top-10 error; None if all diverged."""
-        found = [t for t in self.part["trials"] if t["contender"] == name and "end" in t and t["stage"] in (stages or SEARCH)]
+        found = [t for t in self.part["trials"] if t["contender"] == name and "end" in t]
         if not found:
             return None
         best = min(found, key=lambda t: t["end"]["perplexity"] or t["end"]["top10"])
         return {"lr": best["lr"], "output_lr": best["output_lr"], **best["options"]}
 
-    def trials(self, name: str, stage: str) -> list[Training]:
-        """Points of a Sobol sequence around the start, then around the best of these, on a log scale; the same for every
-        contender. The first is the start itself."""
-        center = self.start(name) if stage == "wide" else self.best(name, "wide")
-        if center is None:
-            return []
-        count, decades = SEARCH[stage]
-        skipped = 1 if stage == "wide" else 2  # a corner, and the center, which the wide search has had
-        points = torch.quasirandom.SobolEngine(len(center)).draw(skipped + count)[skipped:]
-        steps = self.steps(name, "search", self.budget.trial)
-        factors = (10 ** (decades * (2 * points - 1))).tolist()
+    def trials(self, name: str) -> list[Training]:
+        """Points of a Sobol sequence around the start, on a log scale, the same for every contender; the first is the start."""
+        center = self.start(name)
+        points = torch.quasirandom.SobolEngine(len(center)).draw(1 + TRIALS)[1:]  # the first of all is a corner
+        steps = self.steps(name, self.budget.trial)
+        factors = (10 ** (DECADES * (2 * points - 1))).tolist()
         return [
             self.training(
                 name, 0, steps, {key: start * factor for (key, start), factor in zip(center.items(), row, strict=True)}
@@ -104,24 +97,24 @@ class Study:
 
     # Paces ---------------------------------------------------------------------------------------------------------
 
-    def steps(self, name: str, stage: str, amount: float) -> int:
-        return math.ceil(amount / self.part["paces"][stage][name]) if self.budget.unit == "seconds" else int(amount)
+    def steps(self, name: str, amount: float) -> int:
+        return math.ceil(amount / self.part["paces"][name]) if self.budget.unit == "seconds" else int(amount)
 
-    def measure_paces(self, stage: str, values: dict[str, dict[str, float]]) -> None:
+    def measure_paces(self, names: Sequence[str]) -> None:
         """Seconds per step of those that have none yet, in the seconds of the reference's first measurement."""
         if self.budget.unit != "seconds":
             return
-        stored = self.part["paces"].setdefault(stage, {})
-        if missing := {name: value for name, value in values.items() if name not in stored}:
-            together = {REFERENCE: values[REFERENCE], **missing}
-            found = measured_paces([self.training(name, 0, 10**6, value) for name, value in together.items()])
+        stored = self.part["paces"]
+        if missing := [name for name in names if name not in stored]:
+            together = list(dict.fromkeys([REFERENCE, *missing]))
+            found = measured_paces([self.training(name, 0, 10**6, self.start(name)) for name in together])
             scale = stored.get(REFERENCE, found[REFERENCE]) / found[REFERENCE]
             stored.update({name: found[name] * scale for name in missing})
             self.save()
 
     # Training ------------------------------------------------------------------------------------------------------
 
-    def train(self, planned: list[Training], kind: str, workers: int, **marks: str) -> None:
+    def train(self, planned: list[Training], kind: str, workers: int) -> None:
         """Train what is not stored yet, ``workers`` at a time."""
         done = [Training(**{key: result[key] for key in Training.__dataclass_fields__}) for result in self.part[kind]]
         missing = [training for training in planned if training not in done]
@@ -130,7 +123,7 @@ class Study:
                 pool.submit(trained, training, in_search=kind == "trials") for training in missing
             ]
             for job in tqdm(as_completed(jobs), f"{self.vocabulary} words, {kind}", total=len(jobs)):
-                self.part[kind].append({**job.result(), **marks})
+                self.part[kind].append(job.result())
                 self.save()
 
 

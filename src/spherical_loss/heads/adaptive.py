@@ -49,9 +49,9 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     A step costs O(N d (M + d)) whatever D is, for M classes in softmaxes; an example reaches only the cluster of its target.
     :meth:`log_prob` of given targets costs the same, and never computes the outputs of all classes.
 
-    With several softmaxes a step costs much less, and with several tails the model is better: ``frequent=(500, 2_000),
-    tail_cutoffs=(8_000,)`` is a softmax over the 500 most frequent classes and three clusters, of the next 1,500 classes (a
-    softmax), the next 6,000 and the others (tails).
+    With several softmaxes a step costs much less, and with several tails the model is better: ``frequent=(100, 500, 2_000),
+    tail_cutoffs=(8_000,)`` is a softmax over the 100 most frequent classes and four clusters, of the next 400 and 1,500 classes
+    (softmaxes), the next 6,000 and the others (tails).
 
     Training: the softmaxes are ordinary parameters, for any optimizer; the second and later ones, whose classes are rarer, can
     have some three times the learning rate of the first (``layer.softmaxes`` has them). A tail, ``layer.tail`` or each of
@@ -66,8 +66,8 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     Args:
         in_features: d, the size of a hidden vector.
         n_classes: D, the number of classes.
-        frequent: M, the classes of the softmax: 1 to D - 1. Or increasing ranks, such as ``(500, 2_000)``: the classes up to
-            the first have a softmax, those up to the next one another softmax among themselves.
+        frequent: M, the classes of the softmax: 1 to D - 1. Or increasing ranks, such as ``(100, 500, 2_000)``: the
+            classes up to the first have a softmax, those up to the next one another softmax among themselves, and so on.
         loss: of the classes of a tail among themselves, ``TaylorSoftmaxLoss()`` if None; it must be a likelihood of the family.
         frequencies: one positive number per class, ``(D,)``, such as counts + 1; ranks are those of the largest first.
             Without them, classes must come in the order of their frequency, the most frequent first, and start with the

@@ -38,7 +38,7 @@ def small_text(monkeypatch: pytest.MonkeyPatch) -> TextSplits:
     monkeypatch.setattr(training, "frequencies", lambda vocabulary: splits.train.frequencies)
     for module, name, value in [
         (training, "HIDDEN", d), (training, "EMBEDDING", 4), (training, "BATCH", 20),
-        (contenders, "FREQUENT", (5, 10)), (contenders, "TAIL_CUTOFFS", (20,)),
+        (contenders, "FREQUENT", (3, 10)), (contenders, "TAIL_CUTOFFS", (20,)),
         (contenders, "NEGATIVES", 16), (contenders, "CUTOFFS", (10, 30)),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -135,11 +135,11 @@ NAMES = ["sampled softmax", "dense softmax"]
 
 
 def test_a_study_from_start_to_end_and_again(tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "SEARCH", {"wide": (3, 1.0), "narrow": (2, 0.35)})
+    monkeypatch.setattr(study, "TRIALS", 3)
     path = tmp_path / "quality.json"
     Study(path, "all", Budget(20, 10, "steps")).run(NAMES, workers=1)
     stored = json.loads(path.read_text())["all"]
-    assert len(stored["trials"]) == 2 * (3 + 2)
+    assert len(stored["trials"]) == 2 * 3
     assert {(run["contender"], run["seed"]) for run in stored["runs"]} == {(name, seed) for seed in (1, 2, 3) for name in NAMES}
     for name in NAMES:
         finished = [t for t in stored["trials"] if t["contender"] == name and "end" in t]
@@ -160,7 +160,7 @@ def test_the_search_is_the_same_for_all(tmp_path: Path) -> None:
     study_ = Study(tmp_path / "quality.json", "all", Budget(20, 10, "steps"))
     factors = {}
     for name, contender in CONTENDERS.items():
-        trials = study_.trials(name, "wide")
+        trials = study_.trials(name)
         assert {trial.steps for trial in trials} == {10}
         assert (trials[0].lr, trials[0].output_lr) == (contender.lr, contender.output_lr)
         if not contender.options:
@@ -175,13 +175,12 @@ def test_steps_follow_from_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     machine = {"sampled softmax": 0.01, "dense softmax": 0.4, "Taylor, tiers": 0.02}
     monkeypatch.setattr(study, "measured_paces", lambda trainings: {t.contender: machine[t.contender] for t in trainings})
     study_ = Study(tmp_path / "quality.json", "all", Budget(300, 20, "seconds"))
-    values = {name: {"lr": 0.1, "output_lr": 1.0} for name in NAMES}
-    study_.measure_paces("tuned", values)
+    study_.measure_paces(NAMES)
     machine = {name: 3 * seconds for name, seconds in machine.items()}  # a slower machine
-    study_.measure_paces("tuned", {**values, "Taylor, tiers": values[NAMES[0]]})
-    assert study_.steps("sampled softmax", "tuned", 300) == 30_000
-    assert study_.steps("Taylor, tiers", "tuned", 300) == 15_000
-    assert study_.steps("dense softmax", "tuned", 300) == 750
+    study_.measure_paces([*NAMES, "Taylor, tiers"])
+    assert study_.steps("sampled softmax", 300) == 30_000
+    assert study_.steps("Taylor, tiers", 300) == 15_000
+    assert study_.steps("dense softmax", 300) == 750
 
 
 def test_paces_are_measured() -> None:
@@ -199,7 +198,7 @@ def test_table_and_picture(tmp_path: Path) -> None:
     runs = [run("sampled softmax", 1, 100.0), run("sampled softmax", 2, 110.0), run("Z-loss, tiers", 1, None)]
     runs.append({**asdict(Training("all", "Taylor, tiers", 1, 8, 0.1, 1.0)), "diverged": "nan"})
     paces = {"sampled softmax": 0.01, "Z-loss, tiers": 0.02}
-    part = {"words": 60, "budget": asdict(Budget(300, 20, "seconds")), "paces": {"tuned": paces}, "trials": [], "runs": runs}
+    part = {"words": 60, "budget": asdict(Budget(300, 20, "seconds")), "paces": paces, "trials": [], "runs": runs}
     rows = page.table(part)
     assert [row[0] for row in rows] == ["sampled softmax", "Z-loss, tiers"]
     assert rows[0][3] == "105 (100 to 110)"

@@ -34,8 +34,8 @@ from spherical_loss.learning_rate import suggested_lr
 
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 FREQUENT = 2_000  # classes of the softmax of the adaptive spherical softmax, and half of the classes at most
-MANY_CLASSES = 32_000  # from here on it has two softmaxes and two tails:
-FREQUENT_OF_MANY, TAIL_CUTOFFS = (500, FREQUENT), (8_000,)  # as in benchmarks.quality
+MANY_CLASSES = 32_000  # from here on it has three softmaxes and two tails:
+FREQUENT_OF_MANY, TAIL_CUTOFFS = (100, 500, FREQUENT), (8_000,)  # as in benchmarks.quality
 BATCH = 500  # examples that are evaluated at once
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows again for each batch
 
