@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import crossover, labels, search, word_capacity
 from benchmarks.language_step import PART_NAMES
+from benchmarks.quality import leverages
 from benchmarks.quality import page as quality_page
 from benchmarks.steps import Row
 from benchmarks.timing import RESULTS, ratio_cells, readable, time_cells
@@ -39,6 +40,8 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
         ("how/many-classes.md", "capacity"): markdown(replace(word_capacity.table(stored("capacity")), title="")),
         ("guides/several-classes.md", "labels"): markdown(replace(labels.table(stored("labels")), title="")),
         ("guides/serving.md", "search"): markdown(replace(search.table(stored("search")), title="")),
+        ("how/many-classes.md", "leverages"): markdown(leverages.table(stored("leverages"))),
+        ("how/many-classes.md", "classes"): markdown(quality_page.by_classes(stored("quality-classes"))),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
         ("limits.md", "refactoring"): refactoring(measured),

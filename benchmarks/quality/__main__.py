@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.quality.contenders import CONTENDERS
+from benchmarks.quality.page import ONE_HEAD, TIERS
 from benchmarks.quality.study import Budget, Study
 from benchmarks.timing import RESULTS
 
@@ -18,7 +19,7 @@ STUDIES = {
     "classes": (
         Budget(2_000, 500, "steps"),
         ("100", "1,000", "10,000", "100,000"),
-        ("dense softmax", "sampled softmax", "Taylor, one head", "Taylor, tiers"),
+        (ONE_HEAD, TIERS),
     ),
 }
 

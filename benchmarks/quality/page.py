@@ -8,8 +8,10 @@ from typing import Any
 
 from benchmarks.quality.contenders import CONTENDERS
 from benchmarks.quality.training import BATCH, MEASURED
+from spherical_loss.experiments.table import Table
 
 HEADER = ["output layer", "step", "words seen", "perplexity", "top-1 error", "top-10", "top-100", "rates: trunk, output"]
+ONE_HEAD, TIERS = "Taylor, one head", "Taylor, tiers"
 COLORS = {"adaptive spherical": "#c1662f", "Taylor": "#2f6fc1", "spherical": "#2f9c6f", "Z-loss": "#8a5fb5"}
 GREY = "#666666"
 
@@ -52,6 +54,22 @@ def title(part: dict[str, Any]) -> str:
     amount = part["budget"]["training"]
     long = f"{amount / 60:g} minutes of one thread" if part["budget"]["unit"] == "seconds" else f"{amount:,} steps of {BATCH}"
     return f"{part['words']:,} words, {long}, seeds: {runs}, {MEASURED:,} test words"
+
+
+def by_classes(parts: dict[str, dict[str, Any]]) -> Table:
+    """The effect of tiers as classes are added: a row per vocabulary, seeds paired."""
+    budget = next(iter(parts.values()))["budget"]
+    rows = []
+    for part in parts.values():
+        one, tiers = ({run["seed"]: run["end"]["perplexity"] for run in finished(part, name)} for name in (ONE_HEAD, TIERS))
+        ratios = [tiers[seed] / one[seed] for seed in sorted(one.keys() & tiers.keys())]
+        if ratios:
+            ends = [perplexity([run["end"] for run in finished(part, name)]) for name in (ONE_HEAD, TIERS)]
+            rows.append(
+                [f"{part['words']:,}", *ends, f"{statistics.fmean(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
+            )
+    title = f"Perplexity after {budget['training']:,} steps of {BATCH}: the mean of the seeds, and their range"
+    return Table(title, ["words", ONE_HEAD, TIERS, "tiers / one head", "range"], rows)
 
 
 def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:

@@ -68,7 +68,7 @@ class Session:
 
     def __init__(self, training: Training) -> None:
         torch.manual_seed(training.seed)
-        contender = CONTENDERS[training.contender]
+        contender, self.vocabulary = CONTENDERS[training.contender], training.vocabulary
         self.train = corpus(training.vocabulary).train
         layer = contender.make(HIDDEN, frequencies(training.vocabulary), **training.options)
         self.model = Model(layer, self.train.D, self.train.context)

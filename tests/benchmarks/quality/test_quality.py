@@ -6,17 +6,19 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.quality import contenders, page, study, training
+from benchmarks.quality import contenders, leverages, page, study, training
 from benchmarks.quality.contenders import CONTENDERS
 from benchmarks.quality.study import Budget, Study
 from benchmarks.quality.training import Session, Training, measured, trained
 from spherical_loss.experiments.data.corpora import TextSet, TextSplits
 from spherical_loss.experiments.data.simlex import pairs_in
 from spherical_loss.experiments.data.text import EOS
+from spherical_loss.experiments.table import markdown
 
 D, d = 60, 16
 
@@ -206,3 +208,32 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert page.title(part).startswith("60 words, 5 minutes of one thread, seeds: 1 to 2")
     page.draw({"all": part}, tmp_path / "picture.svg")
     assert "sampled softmax" in (tmp_path / "picture.svg").read_text()
+
+
+def test_the_effect_of_tiers_is_paired_by_seed() -> None:
+    def end(name: str, seed: int, perplexity: float) -> dict[str, Any]:
+        return {"contender": name, "seed": seed, "end": {"perplexity": perplexity}}
+
+    runs = [end(page.ONE_HEAD, 1, 200.0), end(page.ONE_HEAD, 2, 100.0), end(page.TIERS, 2, 90.0), end(page.TIERS, 1, 160.0)]
+    part = {"words": 100, "budget": asdict(Budget(2_000, 500, "steps")), "paces": {}, "trials": [], "runs": runs}
+    table = page.by_classes({"100": part, "1,000": {**part, "runs": runs[:2]}})  # the second has no tiers yet
+    assert table.rows == [["100", "150 (100 to 200)", "125 (90 to 160)", "0.85", "0.80 to 0.90"]]
+
+
+def test_leverages_of_a_trained_layer(small_text: TextSplits, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leverages, "RANKS", (0, 10, 60))
+    monkeypatch.setattr(leverages, "corpus", lambda vocabulary: small_text)
+    found = leverages.measured(example("Taylor, tiers"), 200)
+    session = Session(example("Taylor, tiers"))
+    for _ in range(30):
+        session.step()
+    W = torch.cat([session.model.layer.head.weight, session.model.layer.head.bias.unsqueeze(1)], 1).detach().double()
+    W[:, -1] += 1
+    l_c = (W @ torch.linalg.pinv(W.T @ W, rtol=1e-10) * W).sum(1)
+    h = session.model.hidden(small_text.test.batch(torch.arange(200) * 500 // 200)[0]).detach().double()
+    g = (torch.cat([h, torch.ones(200, 1)], 1) @ W.T) ** 2 + 1
+    largest = (g / g.sum(1, keepdim=True)).amax(0)
+    for row, part in zip(found, (slice(0, 10), slice(10, 60)), strict=True):
+        assert row["leverage"] == pytest.approx(float(l_c[part].sum()), rel=1e-3)
+        assert row["largest"] == pytest.approx(float(largest[part].sum()), rel=1e-3)
+    assert "all" in markdown(leverages.table(found))
