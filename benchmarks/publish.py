@@ -12,11 +12,12 @@ from typing import Any
 import matplotlib
 
 from benchmarks import growth, pages, scale
+from benchmarks.gram_step import limit
 from benchmarks.loss_speed import REFERENCE
 from benchmarks.parts import PARTS
 from benchmarks.quality import page as quality_page
 from benchmarks.summary import FACTORED_GOALS
-from benchmarks.timing import RESULTS, ratio_cells, readable, time_cells
+from benchmarks.timing import RESULTS, factor, ratio_cells, readable, time_cells
 from spherical_loss.experiments.files.marks import replace_marked
 from spherical_loss.experiments.report.any_page import STYLE
 from spherical_loss.experiments.table import Table, markdown
@@ -47,11 +48,11 @@ def heads_table(gram: list[dict[str, Any]], steps: list[dict[str, Any]]) -> str:
         if row["name"].startswith("GramHead"):
             ours = speed(row)
         else:
-            table.append(compared(row, f"GramHead: {ours}"))
+            table.append([*compared(row, f"GramHead: {ours}"), f"{factor(limit(row['N'], row['d'], row['D']))}x"])
     for row in steps:
         if row["size"] == "word model" and row["seconds"] and row["name"] in FACTORED_GOALS:
-            table.append(compared(row, f"FactoredHead: {speed(row, 'ours')}"))
-    return pages.untitled(["size", "instead of", "takes", "ours", "ratio", "quartiles"], table)
+            table.append([*compared(row, f"FactoredHead: {speed(row, 'ours')}"), ""])
+    return pages.untitled(["size", "instead of", "takes", "ours", "ratio", "quartiles", "limit by operations"], table)
 
 
 def headline(measured: dict[str, Any]) -> str:
