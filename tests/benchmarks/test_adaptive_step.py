@@ -9,7 +9,6 @@ from benchmarks import adaptive_step, summary
 
 def test_a_row_for_every_peer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(adaptive_step, "FREQUENT", (10, 20))
-    monkeypatch.setattr(adaptive_step, "TAIL_CUTOFFS", (200,))
     rows = adaptive_step.run((16, 8, 3000), (1000, 2000), seconds=0.0)
     found = {(row["part"], row["name"]): row for row in rows if "name" in row}
     assert set(summary.ADAPTIVE_GOALS) < set(found)
