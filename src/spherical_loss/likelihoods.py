@@ -52,7 +52,7 @@ def log_numerator(g: Quadratic, o: Tensor) -> Tensor:
     return torch.log1p(t * t)  # the Taylor softmax, in the fewest calls
 
 
-def quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
+def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
     return torch.log(g.a1 * D + g.a2 * s + g.a3 * q) - torch.log(numerator(g, o_c))
 
 
@@ -70,7 +70,7 @@ def quadratic_loss(
     all_classes = target.is_floating_point() or options.get("label_smoothing", 0.0) > 0
     if overwrite_logits or (o.numel() > 2**14 and not all_classes):
         precise = quadratic_needs_float64(g)
-        formula = partial(quadratic_formula, g)
+        formula = partial(_quadratic_formula, g)
         return family_loss(formula, o, target, overwrite_logits=overwrite_logits, needs_float64=precise, **options)
     # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
     # with any option. It takes the fewest calls, which is what counts below some 2^14 logits; above, its N x D
@@ -113,7 +113,7 @@ class QuadraticLikelihood(SphericalLoss):
         return least(self.g)
 
     def formula(self, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-        return quadratic_formula(self.g, s, q, o_c, D)
+        return _quadratic_formula(self.g, s, q, o_c, D)
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
         return (o - vertex(self.g)).abs()

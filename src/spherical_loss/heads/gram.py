@@ -142,11 +142,11 @@ def gram_matrix(W: Tensor) -> Tensor:
     Q = torch.zeros(W.shape[1], W.shape[1], dtype=dtype, device=W.device)
     for rows in _row_chunks(W):
         wide = rows.to(dtype)
-        Q += symmetric_product(wide, wide)
+        Q += _symmetric_product(wide, wide)
     return Q
 
 
-def symmetric_product(X: Tensor, Y: Tensor) -> Tensor:
+def _symmetric_product(X: Tensor, Y: Tensor) -> Tensor:
     """``X^T Y`` that is known to be symmetric: computes the upper blocks and mirrors them, which halves the work."""
     d = X.shape[1]
     Q = torch.empty(d, d, dtype=X.dtype, device=X.device)
@@ -188,7 +188,7 @@ def _gradient_of_weights(
     a, T = g_s @ X, gamma @ scaled
     grad = torch.empty_like(W, memory_format=torch.contiguous_format)
     if form == "gram":
-        A = symmetric_product(R, g_q.unsqueeze(1) * R).addr_(R.T @ (g_q * alpha), u)
+        A = _symmetric_product(R, g_q.unsqueeze(1) * R).addr_(R.T @ (g_q * alpha), u)
     size = _rows_at_once(W) if form == "gram" else max(1, CHUNK // max(1, X.shape[0]))
     for rows, columns, into in zip(W.split(size), C.split(size, 1), grad.split(size), strict=True):
         wide, out = rows.to(X.dtype), into if into.dtype == X.dtype else X.new_empty(into.shape)

@@ -51,7 +51,7 @@ def dense_step(
     return W - lr * (grad_W + weight_decay * W)
 
 
-class BatchTerms:
+class _BatchTerms:
     """What the steps of all heads that saw a batch have in common."""
 
     def __init__(self, batch: BatchGradients, precise: torch.dtype) -> None:
@@ -70,7 +70,7 @@ class BatchTerms:
 class HeadStep:
     """The step of one head: everything that can fail comes first, and :meth:`write` changes the head."""
 
-    def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: BatchTerms) -> None:
+    def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: _BatchTerms) -> None:
         self.head, self.mine, self.gradients, self.terms = span.head, mine, gradients, terms
         batch, w = terms.batch, span.head.w
         self.classes = batch.classes[mine] - span.start
@@ -93,7 +93,7 @@ class HeadStep:
         norm = rate / decay * self.terms.A.norm
         # Bounds of the largest entry of Q, and of its change.
         Q, X = torch.stack([self.head.Q.value.trace(), torch.linalg.vector_norm(self.X)]).tolist()
-        check_finite(norm + Q + rate * self.terms.H_norm * X, rate, self.X.dtype, self.terms.batch)
+        _check_finite(norm + Q + rate * self.terms.H_norm * X, rate, self.X.dtype, self.terms.batch)
         if norm > 0.9:  # below, every eigenvalue of B is positive
             self._check_invertible()
 
@@ -159,7 +159,7 @@ class SmallHeadStep:
     cancel, which must happen before a Gram matrix is made of them.
     """
 
-    def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: BatchTerms) -> None:
+    def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: _BatchTerms) -> None:
         self.head, self.terms = span.head, terms
         assert gradients.grad_O is not None
         self.grad_W = gradients.grad_O.T @ terms.batch.H
@@ -175,7 +175,7 @@ class SmallHeadStep:
         """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite."""
         self.rate, self.decay = rate, decay
         norm = float(torch.linalg.vector_norm(self.head.V)) + rate * float(torch.linalg.vector_norm(self.grad_W))
-        check_finite(norm**2, rate, self.grad_W.dtype, self.terms.batch)
+        _check_finite(norm**2, rate, self.grad_W.dtype, self.terms.batch)
 
     def write(self) -> None:
         self.head.V.mul_(self.decay).sub_(self.grad_W, alpha=self.rate)
@@ -184,19 +184,19 @@ class SmallHeadStep:
 
 
 def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep | SmallHeadStep]:
-    terms = BatchTerms(batch, spans[0].head.w.dtype)
+    terms = _BatchTerms(batch, spans[0].head.w.dtype)
     return [
         (SmallHeadStep if span.head.is_small else HeadStep)(span, mine, gradients, terms)
         for span, mine, gradients in zip(spans, where(spans, batch.classes), batch.heads, strict=True)
     ]
 
 
-class HasNorm(Protocol):
+class _HasNorm(Protocol):
     @property
     def squared_norm(self) -> Tensor: ...
 
 
-def clipping(steps: Sequence[HasNorm], max_grad_norm: float | None) -> float:
+def clipping(steps: Sequence[_HasNorm], max_grad_norm: float | None) -> float:
     """What the gradients of all heads are multiplied by, as in ``clip_grad_norm_``."""
     if max_grad_norm is None:
         return 1.0
@@ -204,7 +204,7 @@ def clipping(steps: Sequence[HasNorm], max_grad_norm: float | None) -> float:
     return min(1.0, max_grad_norm / (norm + 1e-6)) if math.isfinite(norm) else norm
 
 
-def check_finite(bound: float, rate: float, dtype: torch.dtype, batch: BatchGradients) -> None:
+def _check_finite(bound: float, rate: float, dtype: torch.dtype, batch: BatchGradients) -> None:
     """Raise unless numbers of this size can be stored: a bound of all that is written is enough."""
     if not bound < torch.finfo(dtype).max:
         raise FloatingPointError(

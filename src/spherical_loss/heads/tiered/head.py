@@ -83,9 +83,9 @@ class TieredHead(GradientKeeper):
             p = zipf(num_classes) if frequencies is None else checked_frequencies(frequencies, num_classes).cpu()
         order = p.argsort(descending=True, stable=True)
         p = p[order] / p.sum()
-        cuts = automatic_cuts(p) if cuts is None else checked_cuts(cuts, num_classes)
+        cuts = _automatic_cuts(p) if cuts is None else _checked_cuts(cuts, num_classes)
         self.bounds = [0, *cuts, num_classes]
-        chosen = checked_kinds(kinds, len(self.bounds) - 1)
+        chosen = _checked_kinds(kinds, len(self.bounds) - 1)
         self.tier_frequencies = [float(p[start:stop].mean()) for start, stop in pairwise(self.bounds)]
         """The mean frequency of a class in each tier."""
         self.register_buffer("order", order.to(torch.empty(0).device))  # the classes, most frequent first
@@ -269,7 +269,7 @@ class TieredHead(GradientKeeper):
         self._invert_order()
 
 
-def automatic_cuts(p: Tensor) -> list[int]:
+def _automatic_cuts(p: Tensor) -> list[int]:
     """Where frequencies, sorted, fall by equal factors: as many tiers as make the factor at least 10, and at most 4."""
     decades = math.log(float(p[0] / p[-1])) / math.log(LEAST_RATIO)
     tiers = max(1, min(MOST_TIERS, int(decades)))
@@ -279,7 +279,7 @@ def automatic_cuts(p: Tensor) -> list[int]:
     return sorted({int(n) for n in counts if 0 < n < len(p)})
 
 
-def checked_cuts(cuts: Sequence[int], num_classes: int) -> list[int]:
+def _checked_cuts(cuts: Sequence[int], num_classes: int) -> list[int]:
     bounds = [0, *cuts, num_classes]
     if any(int(n) != n for n in cuts) or any(start >= stop for start, stop in pairwise(bounds)):
         raise ValueError(
@@ -288,7 +288,7 @@ def checked_cuts(cuts: Sequence[int], num_classes: int) -> list[int]:
     return [int(n) for n in cuts]
 
 
-def checked_kinds(kinds: str | Sequence[str], tiers: int) -> list[type[Head]]:
+def _checked_kinds(kinds: str | Sequence[str], tiers: int) -> list[type[Head]]:
     names = [kinds] * tiers if isinstance(kinds, str) else list(kinds)
     if len(names) != tiers:
         raise ValueError(f"kinds are {tuple(names)}, {len(names)} of them, but there are {tiers} tiers")

@@ -88,7 +88,7 @@ class TieredSGD(HeadSGD):
         self.head.forget()
         return value
 
-    def _steps(self) -> list[HeadStep | SmallHeadStep | ParameterStep]:
+    def _steps(self) -> list[HeadStep | SmallHeadStep | _ParameterStep]:
         """The step of each tier, in their order."""
         batch, spans = pending(self.head), self.head.spans
         if spans and batch is None:
@@ -96,12 +96,12 @@ class TieredSGD(HeadSGD):
         options = {name: [g[name] for g in self.param_groups] for name in ("lr", "weight_decay", "max_grad_norm")}
         factored = iter(head_steps(spans, gathered(batch, self.head.shard, **options)) if batch is not None else [])
         return [
-            ParameterStep(tier, self.head) if isinstance(tier, ParameterHead) else next(factored)
+            _ParameterStep(tier, self.head) if isinstance(tier, ParameterHead) else next(factored)
             for tier, _, _ in self.head.ranges
         ]
 
 
-class ParameterStep:
+class _ParameterStep:
     """The step of a tier with ordinary parameters: plain SGD on their gradients."""
 
     def __init__(self, tier: ParameterHead, head: TieredHead) -> None:
