@@ -31,9 +31,11 @@ from spherical_loss import (
 )
 
 NEGATIVES = 1_024
-FREQUENT, TAIL_CUTOFFS = (100, 500, 2_000), (8_000,)  # of AdaptiveSphericalSoftmax: three softmaxes and two tails
+FREQUENT, TAIL_CUTOFFS = (100, 500, 2_000), (8_000, 32_000)  # of AdaptiveSphericalSoftmax: three softmaxes and three tails
 EPS = 0.02  # of the spherical softmax; its rates are those of the Taylor softmax times eps
-LATER_SOFTMAXES, TAILS = 3.0, 25.0  # their learning rates, in that of the first softmax
+LATER_SOFTMAXES = 2.0  # their learning rate, in that of the first softmax
+TAILS = 0.16  # the same of a tail, times the square root of its number of classes
+WAITING = 80  # examples that wait for a step of a tail: fewer would not be worth what a step costs
 CUTOFFS = (2_000, 20_000)  # of nn.AdaptiveLogSoftmaxWithLoss
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]
@@ -49,6 +51,10 @@ class Layer(nn.Module, ABC):
     @abstractmethod
     def optimizers(self, lr: float) -> list[Optimizer]:
         """What trains this layer at the rate ``lr``, which the search finds."""
+
+    def is_due(self, optimizer: Optimizer, step: int) -> bool:
+        """Whether this optimizer takes a step after this batch, counted from 1; else the gradients of batches add up."""
+        return True
 
     @abstractmethod
     def measure(self) -> Measure:
@@ -87,7 +93,12 @@ class Mixed(Likelihood):
             {"params": [self.layer.weight, self.layer.bias]},
             {"params": later, "lr": LATER_SOFTMAXES * lr},
         ]
-        return [SGD(softmaxes, lr), *(FactoredSGD(tail, self.tails * lr) for tail in self.layer.tails)]
+        return [SGD(softmaxes, lr), *(FactoredSGD(tail, self.tails * tail.num_classes**0.5 * lr) for tail in self.layer.tails)]
+
+    def is_due(self, optimizer: Optimizer, step: int) -> bool:
+        if not isinstance(optimizer, FactoredSGD) or step == 1:
+            return True
+        return sum(len(batch.H) for batch in optimizer.head.gradients) >= WAITING
 
     def measure(self) -> Measure:
         for tail in self.layer.tails:  # else each call would bring all rows up to date

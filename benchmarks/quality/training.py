@@ -76,16 +76,18 @@ class Session:
         trunk = [SparseAdam(words, training.lr), Adam(hidden, training.lr)]  # SGD needs some five times the steps
         self.optimizers = [*trunk, *layer.optimizers(training.output_lr)]
         self.schedulers = [LambdaLR(o, lambda step: max(0.0, 1 - step / training.steps)) for o in self.optimizers]
+        self.steps = 0
         self.generator = torch.Generator().manual_seed(training.seed)
 
     def step(self) -> Tensor:
         words, target = self.train.batch(torch.randint(len(self.train), (BATCH,), generator=self.generator))
         value = self.model.layer.objective(self.model.hidden(words), target)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
         value.backward()
+        self.steps += 1
         for optimizer in self.optimizers:
-            optimizer.step()
+            if self.model.layer.is_due(optimizer, self.steps):
+                optimizer.step()
+                optimizer.zero_grad()
         for scheduler in self.schedulers:
             scheduler.step()
         return value.detach()

@@ -179,11 +179,15 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         rank, M = self.rank[classes], self.cutoffs[0]
         which = torch.bucketize(rank, self.bounds, right=True)  # 0, or 1 + the cluster
         log_p = -F.cross_entropy(self._outcomes(H), torch.where(which == 0, rank, M - 1 + which), reduction="none")
-        for k, (start, cluster) in enumerate(self._clusters()):
-            inside = (which == k + 1).nonzero().squeeze(1)  # if there are none, the cluster still gets its gradient: zero
-            among = cluster.log_prob(H.index_select(0, inside), (rank[inside] - start).unsqueeze(1)).squeeze(1)
-            log_p = log_p.index_add(0, inside, among.to(log_p.dtype))
-        return log_p
+        # The examples of a cluster stand together in the order of the ranks: the device is waited for once, for where they are.
+        rank, examples = rank.sort()
+        starts = torch.searchsorted(rank, self.bounds).tolist()
+        sizes = [end - start for start, end in itertools.pairwise([*starts, len(rank)])]
+        inside = examples[starts[0] :]
+        parts = zip(self._clusters(), H.index_select(0, inside).split(sizes), rank[starts[0] :].split(sizes), strict=True)
+        # A cluster without examples still gets its gradient: zero.
+        among = [cluster.log_prob(h, (r - start).unsqueeze(1)).squeeze(1) for (start, cluster), h, r in parts]
+        return log_p.index_add(0, inside, torch.cat([x.to(log_p.dtype) for x in among]))
 
     @torch.no_grad()
     def all_log_prob(self, H: Tensor) -> Tensor:
