@@ -50,15 +50,16 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     :meth:`log_prob` of given targets costs the same, and never computes the outputs of all classes.
 
     With several softmaxes a step costs much less, and with several tails the model is better: ``frequent=(100, 500, 2_000),
-    tail_cutoffs=(8_000,)`` is a softmax over the 100 most frequent classes and four clusters, of the next 400 and 1,500 classes
-    (softmaxes), the next 6,000 and the others (tails).
+    tail_cutoffs=(8_000, 32_000)`` is a softmax over the 100 most frequent classes and five clusters, of the next 400 and 1,500
+    classes (softmaxes), the next 6,000 and 24,000, and the others (tails).
 
     Training: the softmaxes are ordinary parameters, for any optimizer; the second and later ones, whose classes are rarer, can
-    have some three times the learning rate of the first (``layer.softmaxes`` has them). A tail, ``layer.tail`` or each of
+    have some two times the learning rate of the first (``layer.softmaxes`` has them). A tail, ``layer.tail`` or each of
     ``layer.tails``, is a head of its own: a factored one is trained by ``FactoredSGD(tail, lr)`` beside that optimizer, a
     tiered one by ``TieredSGD``; the parameters of a ``"gram"`` or ``"dense"`` tail are among ``layer.parameters()``. A batch
     without a target in a tail gives it a gradient of zero, as it would in the dense computation: ``FactoredSGD.step()`` then
-    applies its weight decay, and nothing else.
+    applies its weight decay, and nothing else. If few examples of a batch reach a tail, a step for each batch costs more than it
+    learns: call its ``step()`` and ``zero_grad()`` once for several batches, such as those of some 80 examples.
 
     Start: zero weights, and biases for which the probabilities are the class frequencies. A loss without a ``prior_bias`` has
     tails with He's random weights instead.

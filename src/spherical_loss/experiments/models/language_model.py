@@ -34,8 +34,8 @@ from spherical_loss.learning_rate import suggested_lr
 
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 FREQUENT = 2_000  # classes of the softmax of the adaptive spherical softmax, and half of the classes at most
-MANY_CLASSES = 32_000  # from here on it has three softmaxes and two tails:
-FREQUENT_OF_MANY, TAIL_CUTOFFS = (100, 500, FREQUENT), (8_000,)  # as in benchmarks.quality
+MANY_CLASSES = 32_000  # from here on it has three softmaxes, and several tails:
+FREQUENT_OF_MANY, TAIL_CUTOFFS = (100, 500, FREQUENT), (8_000, 32_000)  # as in benchmarks.quality
 BATCH = 500  # examples that are evaluated at once
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows again for each batch
 
@@ -122,7 +122,8 @@ def made_head(name: str, d: int, train: TextSet, loss: Loss) -> Head | Likelihoo
         assert isinstance(loss, SphericalLoss)
         if D < MANY_CLASSES:
             return AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, frequencies)
-        return AdaptiveSphericalSoftmax(d, D, FREQUENT_OF_MANY, loss, frequencies, tail_cutoffs=TAIL_CUTOFFS)
+        cutoffs = [cutoff for cutoff in TAIL_CUTOFFS if D >= 2 * cutoff]
+        return AdaptiveSphericalSoftmax(d, D, FREQUENT_OF_MANY, loss, frequencies, tail_cutoffs=cutoffs)
     if name == "tiered":
         return TieredHead(d, D, init="zero", frequencies=frequencies)
     return HEADS[name](d, D, init="zero")
