@@ -58,8 +58,8 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     ``layer.tails``, is a head of its own: a factored one is trained by ``FactoredSGD(tail, lr)`` beside that optimizer, a
     tiered one by ``TieredSGD``; the parameters of a ``"gram"`` or ``"dense"`` tail are among ``layer.parameters()``. A batch
     without a target in a tail gives it a gradient of zero, as it would in the dense computation: ``FactoredSGD.step()`` then
-    applies its weight decay, and nothing else. If few examples of a batch reach a tail, a step for each batch costs more than it
-    learns: call its ``step()`` and ``zero_grad()`` once for several batches, such as those of some 80 examples.
+    applies its weight decay, and nothing else. If few examples of a batch reach a tail, a step for each batch costs much for
+    what it learns: call its ``step()`` and ``zero_grad()`` once for several batches, such as those of some 80 examples.
 
     Start: zero weights, and biases for which the probabilities are the class frequencies. A loss without a ``prior_bias`` has
     tails with He's random weights instead.

@@ -122,7 +122,7 @@ def made_head(name: str, d: int, train: TextSet, loss: Loss) -> Head | Likelihoo
         assert isinstance(loss, SphericalLoss)
         if D < MANY_CLASSES:
             return AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, frequencies)
-        cutoffs = [cutoff for cutoff in TAIL_CUTOFFS if D >= 2 * cutoff]
+        cutoffs = [cutoff for cutoff in TAIL_CUTOFFS if 2 * cutoff <= D]
         return AdaptiveSphericalSoftmax(d, D, FREQUENT_OF_MANY, loss, frequencies, tail_cutoffs=cutoffs)
     if name == "tiered":
         return TieredHead(d, D, init="zero", frequencies=frequencies)
