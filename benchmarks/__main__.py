@@ -16,11 +16,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Measure the losses and heads against what people use instead; all parts take about 35 minutes.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"what to measure (default: all): {', '.join(PARTS)}")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the main ratios in some minutes: fewer sizes, peers and repetitions, nothing stored",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of bench.json and of the pictures")
     options = parser.parse_args(arguments)
     if unknown := [part for part in options.parts if part not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}; the parts are: {', '.join(PARTS)}")
-    print(f"all figures: {measure(options.parts or list(PARTS), options.results)}")
+    if path := measure(options.parts or list(PARTS), options.results, options.quick):
+        print(f"all figures: {path}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.side_by_side import SECONDS, against
+from benchmarks.side_by_side import QUICK_SECONDS, SECONDS, against
 from benchmarks.steps import WORD_MODEL, Row, Step, batches
 from benchmarks.timing import interleaved, ratio_cells, readable
 from spherical_loss import AdaptiveSphericalSoftmax, FactoredHead, FactoredSGD, TaylorSoftmaxLoss
@@ -128,12 +128,17 @@ def family_scorer(d: int, D: int) -> Step:
     return score
 
 
-def run(size: tuple[int, int, int] = WORD_MODEL, classes: tuple[int, ...] = CLASSES, seconds: float = SECONDS) -> list[Row]:
+def run(
+    quick: bool = False, size: tuple[int, int, int] = WORD_MODEL, classes: tuple[int, ...] = CLASSES, seconds: float = SECONDS
+) -> list[Row]:
+    """The step beside its peers only, if ``quick``."""
     N, d, D = size
-    stepped = steps(N, d, D, seconds)
+    stepped = steps(N, d, D, QUICK_SECONDS if quick else seconds)
     title = f"{OURS}, a training step: N={N:,}, d={d}, D={D:,}, softmaxes up to {FREQUENT}"
     header = ["instead of", "", "takes", "ours", "ratio", "quartiles"]
     show(Table(title, header, [[r["name"], r["kind"], *cells(r)] for r in stepped]))
+    if quick:
+        return stepped
     grown = growth(N, d, classes, repeats=max(5, min(60, int(10 * seconds))))
     least = min(r["seconds"].median for r in grown)
     table = [[f"{r['D']:,}", readable(r["seconds"].median), f"{r['seconds'].median / least:.2f}x"] for r in grown]

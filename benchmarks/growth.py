@@ -18,15 +18,17 @@ DENSE = (10**4, 10**5, 10**6)
 OURS_COLOR, DENSE_COLOR = "#2f6fc1", "#c1662f"
 
 
-def run() -> list[Row]:
-    """Step time against D, N and d, with the fitted exponents, and of the dense step."""
+def run(quick: bool = False) -> list[Row]:
+    """Step time against D, N and d, with the fitted exponents, and of the dense step; if ``quick``, against D up to 10^6."""
+    if quick:
+        return sweep("D", SWEEPS["D"][:-1], repeats=30)
     rows = [row for name, values in SWEEPS.items() for row in sweep(name, values)]
     return [*rows, *({"sweep": "dense", **BASE, "D": D, "seconds": dense_seconds(D)} for D in DENSE)]
 
 
-def sweep(name: str, values: list[int]) -> list[Row]:
+def sweep(name: str, values: list[int], repeats: int = 100) -> list[Row]:
     steps: dict[str, Work] = {str(value): FactoredStep(**{**BASE, name: value}) for value in values}
-    times = {int(value): t.spread for value, t in interleaved(steps, repeats=100, warmup=20).items()}
+    times = {int(value): t.spread for value, t in interleaved(steps, repeats, warmup=repeats // 5).items()}
     exponent = statistics.linear_regression([math.log(v) for v in times], [math.log(t.median) for t in times.values()]).slope
     title = f"FactoredHead: step time against {name} ({others(name)}); fitted exponent {exponent:.2f}"
     least = min(t.median for t in times.values())

@@ -18,7 +18,7 @@ import torch
 from benchmarks import adaptive_step, gram_step, growth, language_step, loss_speed, mnist_step, refactoring, side_by_side
 from benchmarks.summary import print_summary
 
-PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {  # of whether to be quick
     "losses": loss_speed.run,
     "gram": gram_step.run,
     "side-by-side": side_by_side.run,
@@ -30,15 +30,17 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-def measure(parts: Sequence[str], results: Path) -> Path:
-    """Run these parts and add their figures to those of other parts; the file is written after each."""
+def measure(parts: Sequence[str], results: Path, quick: bool = False) -> Path | None:
+    """Run these parts and add their figures to those of other parts; the file is written after each.
+
+    If ``quick``, with fewer sizes, peers and repetitions; their figures are shown, and not stored.
+    """
     if sys.platform != "linux":
         raise SystemExit(
             f"the benchmark measures peak memory through /proc, which {sys.platform} does not have: it needs Linux"
         )
-    results.mkdir(parents=True, exist_ok=True)
     path = results / "bench.json"
-    stored = json.loads(path.read_text()) if path.exists() else {}
+    stored = json.loads(path.read_text()) if path.exists() and not quick else {}
     measured = {name: stored[name] for name in PARTS if name in stored}
     measured["machine"] = {
         "processor": platform.machine(),
@@ -50,8 +52,11 @@ def measure(parts: Sequence[str], results: Path) -> Path:
     start = time.monotonic()
     for i, name in enumerate(parts):
         print(f"\n[{i + 1}/{len(parts)}] {name}, after {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
-        if figures := PARTS[name]():  # empty for a part that was left out
+        if figures := PARTS[name](quick):  # empty for a part that was left out
             measured[name] = figures
-        path.write_text(json.dumps(measured, indent=1) + "\n")
+        if not quick:
+            results.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(measured, indent=1) + "\n")
     print_summary({name: measured[name] for name in parts if name in measured})
-    return path
+    print(f"\n{(time.monotonic() - start) / 60:.1f} minutes")
+    return None if quick else path

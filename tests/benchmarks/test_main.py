@@ -13,12 +13,24 @@ from benchmarks.__main__ import main
 
 
 def test_it_measures_the_parts_that_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(parts.PARTS, "losses", lambda: [{"name": "a", "seconds": 1.0}])
+    monkeypatch.setitem(parts.PARTS, "losses", lambda quick: [{"name": "a", "seconds": 1.0}])
     (tmp_path / "bench.json").write_text('{"gram": [{"name": "before"}]}')
     main(["losses", "--results", str(tmp_path)])
     measured = json.loads((tmp_path / "bench.json").read_text())
     assert measured["losses"] == [{"name": "a", "seconds": 1.0}]
     assert measured["gram"] == [{"name": "before"}]
+
+
+def test_quick_figures_are_shown_and_not_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setitem(parts.PARTS, "losses", lambda quick: asked.append(quick) or [{"name": "a"}])
+    (tmp_path / "bench.json").write_text("{}")
+    main(["losses", "--quick", "--results", str(tmp_path)])
+    assert asked == [True]
+    assert (tmp_path / "bench.json").read_text() == "{}"
+    assert "all figures" not in capsys.readouterr().out
 
 
 def test_without_linux_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
