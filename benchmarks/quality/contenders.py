@@ -210,12 +210,12 @@ def adaptive(d: int, counts: Tensor) -> Layer:
 CONTENDERS = {  # in the order in which they are trained: the main question first
     "sampled softmax": Contender(sampled, 0.01, 0.05),
     "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, TAILS), 0.01, 0.05),
-    "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.003, 10.0),
-    "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.003, 100.0),
+    "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.01, 1.0),
+    "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.01, 10.0),
     "adaptive softmax": Contender(adaptive, 0.01, 0.05),
-    "spherical, tiers": Contender(family(spherical, tiers=True), 0.003, EPS * 10),
+    "spherical, tiers": Contender(family(spherical, tiers=True), 0.01, EPS),
     "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.01, 0.05),
-    "spherical, one head": Contender(family(spherical, tiers=False), 0.003, EPS * 100),
+    "spherical, one head": Contender(family(spherical, tiers=False), 0.01, EPS * 10),
     "Z-loss, tiers": Contender(family(ZLoss, tiers=True), 0.01, 1.0, {"a": 0.1, "b": 30.0}),
     "dense softmax": Contender(DenseSoftmax, 0.01, 0.05),
 }
