@@ -175,7 +175,7 @@ def _check_xi(xi: float | None) -> None:
 
 def _softmax_bound(fixed_xi: float | None, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
     spread = (q - s * s / D).clamp_min(0)
-    xi = tightest_xi(spread, D) if fixed_xi is None else spread.new_tensor(abs(fixed_xi))  # the bound is even in xi
+    xi = tightest_xi(spread, D) if fixed_xi is None else spread.new_full((), abs(fixed_xi))  # the bound is even in xi
     lam = bound_lambda(xi)
     constant = -((D - 2) ** 2) / (16 * D * lam) - D * xi / 2 - D * lam * xi**2 + D * softplus(xi)
     return constant + s / D + spread * lam - o_c

@@ -101,7 +101,6 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     scale: Tensor
     order: Tensor
     rank: Tensor
-    bounds: Tensor
 
     def __init__(
         self,
@@ -121,9 +120,10 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         _check_cutoffs(softmaxes, cutoffs, n_classes)
         loss = TaylorSoftmaxLoss() if loss is None else loss
         _check_loss(loss)
-        p = zipf(n_classes) if frequencies is None else checked_frequencies(frequencies, n_classes)
-        order = torch.arange(n_classes) if frequencies is None else p.argsort(descending=True, stable=True).cpu()
-        first, *clusters = p.cpu()[order].tensor_split(cutoffs)
+        with torch.device("cpu"):  # these are read here, also where the layer is made on the meta device
+            p = zipf(n_classes) if frequencies is None else checked_frequencies(frequencies, n_classes).cpu()
+            order = torch.arange(n_classes) if frequencies is None else p.argsort(descending=True, stable=True)
+        first, *clusters = p[order].tensor_split(cutoffs)
         middle, rare = clusters[: len(softmaxes) - 1], clusters[len(softmaxes) - 1 :]
         given = _given_tails(tail, in_features, [len(part) for part in rare])
 
@@ -135,11 +135,10 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         curvature = outcomes * (1 - outcomes)
         scale = (curvature[0] / curvature).clamp_max(1).sqrt()
         scale[: len(first)] = 1
-        self.bias = nn.Parameter((outcomes.log() / scale).to(self.weight.dtype))
-        self.register_buffer("scale", scale.to(self.weight.dtype))  # of the outputs: those of clusters differ from 1
-        self.register_buffer("bounds", torch.tensor(cutoffs), persistent=False)  # the rank of the first class of each cluster
-        self.register_buffer("order", order)  # the classes, most frequent first
-        self.register_buffer("rank", torch.empty_like(order), persistent=False)  # the position of each class in it
+        self.bias = nn.Parameter((outcomes.log() / scale).to(self.weight))
+        self.register_buffer("scale", scale.to(self.weight))  # of the outputs: those of clusters differ from 1
+        self.register_buffer("order", order.to(self.weight.device))  # the classes, most frequent first
+        self.register_buffer("rank", torch.empty_like(self.order), persistent=False)  # the position of each class in it
         self._rank()
         if given is None:
             tails = [_started_tail(str(tail), in_features, loss, part) for part in rare]
@@ -178,7 +177,7 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
 
     def target_log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
         rank, M = self.rank[classes], self.cutoffs[0]
-        which = torch.bucketize(rank, self.bounds, right=True)  # 0, or 1 + the cluster
+        which = torch.stack([rank >= start for start in self.cutoffs]).sum(0)  # 0, or 1 + the cluster
         log_p = -F.cross_entropy(self._outcomes(H), torch.where(which == 0, rank, M - 1 + which), reduction="none")
         # The examples of a cluster stand together in the order of the ranks: the device is waited for once, for where they are.
         rank, examples = rank.sort()

@@ -35,7 +35,7 @@ class SoftmaxCluster(Cluster):
     def __init__(self, in_features: int, p: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(len(p), in_features))
-        self.bias = nn.Parameter((p / p.sum()).log().to(self.weight.dtype))
+        self.bias = nn.Parameter((p / p.sum()).log().to(self.weight))
 
     def log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
         return self.all_log_prob(H).gather(1, classes)

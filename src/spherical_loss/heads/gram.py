@@ -206,5 +206,20 @@ def _add_target_rows(grad_W: Tensor, X: Tensor, g_c: Tensor, classes: Tensor) ->
         for k in range(classes.shape[1]):
             grad_W.index_add_(0, classes[:, k], g_c[:, k : k + 1] * X)
         return
-    unique, inverse = classes.unique(return_inverse=True)
-    grad_W.index_add_(0, unique, target_rows(X, g_c, inverse, len(unique)).to(grad_W.dtype))
+    distinct, inverse = _distinct(classes, len(grad_W))
+    grad_W.index_add_(0, distinct, target_rows(X, g_c, inverse, len(distinct)).to(grad_W.dtype))
+
+
+def _distinct(classes: Tensor, D: int) -> tuple[Tensor, Tensor]:
+    """As ``classes.unique(return_inverse=True)``, filled up with zeros to min(N K, D): only the device knows how many
+    there are.
+
+    >>> _distinct(torch.tensor([[7, 2], [7, 5]]), D=10)
+    (tensor([2, 5, 7, 0]), tensor([[2, 0],
+            [2, 1]]))
+    """
+    ordered, order = classes.flatten().sort()
+    position = ordered.diff(prepend=ordered[:1]).ne(0).cumsum(0)
+    inverse = torch.empty_like(order).index_copy_(0, order, position)
+    distinct = ordered.new_zeros(min(len(ordered), D)).index_copy_(0, position, ordered)
+    return distinct, inverse.view(classes.shape)

@@ -86,12 +86,13 @@ class SampledSoftmax(LikelihoodLayer):
             raise ValueError(f"proposal {proposal!r} is not known; use one of {', '.join(PROPOSALS)}")
         if proposal == "frequencies" and frequencies is None:
             raise ValueError('proposal "frequencies" needs them: give frequencies, or use "log-uniform"')
-        p = zipf(n_classes) if frequencies is None else checked_frequencies(frequencies, n_classes)
+        with torch.device("cpu"):  # these are read here, also where the layer is made on the meta device
+            p = zipf(n_classes) if frequencies is None else checked_frequencies(frequencies, n_classes).cpu()
         self.negatives, self.proposal, self.sparse = negatives, proposal, sparse
         self.head = DenseHead(in_features, n_classes, init="zero")
         self.head.set_bias(SoftmaxLoss().prior_bias(p))
         cumulative = p.cumsum(0) if proposal == "frequencies" else p.new_empty(0)
-        self.register_buffer("cumulative", cumulative / cumulative[-1:])
+        self.register_buffer("cumulative", (cumulative / cumulative[-1:]).to(self.head.weight.device))
 
     def draw(self) -> Tensor:
         """The negatives of a batch, (m,)."""
@@ -143,7 +144,10 @@ class SampledSoftmax(LikelihoodLayer):
         """``.to(dtype)`` keeps the precision of the proposal: the differences of neighbours are probabilities."""
         cumulative = self.cumulative
         super()._apply(fn, recurse)
-        self.cumulative = cumulative.to(self.cumulative.device)
+        if not cumulative.is_meta:
+            self.cumulative = cumulative.to(self.cumulative.device)
+        elif self.cumulative.dtype != cumulative.dtype:
+            self.cumulative = torch.empty_like(cumulative, device=self.cumulative.device)
         return self
 
     def _outputs(self, H: Tensor, classes: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,7 +101,7 @@ class FactoredHead(GradientKeeper):
     def statistics(self, H: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.check_untouched()
         # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
-        return FactoredStatistics.apply(H, torch.empty(0, requires_grad=self.training), self, classes)
+        return FactoredStatistics.apply(H, H.new_empty(0, requires_grad=self.training), self, classes)
 
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +250,7 @@ class FactoredHead(GradientKeeper):
         """Overwrite rows of V, all different, with rows in the current frame."""
         self.V.index_copy_(0, kept, rows)
         if len(self.U.past) > 0:
-            self.row_frames[kept] = len(self.U.past)
+            self.row_frames.index_fill_(0, kept, len(self.U.past))  # an assignment would copy the number to the device
 
     @torch.no_grad()
     def close_frame(self) -> None:
@@ -261,6 +261,8 @@ class FactoredHead(GradientKeeper):
     @torch.no_grad()
     def refactor(self) -> None:
         """Write W itself into V (chunked, in place) and compute Q and w again from it, so that nothing drifts."""
+        if self.V.is_meta:
+            return  # it has no values
         self.shard.agree(self.Q.base, refactoring=self.V.dtype)
         w0 = self.w0.to(self.V.dtype)
         if not self.U.is_identity or w0.any():

@@ -28,14 +28,15 @@ class GradientKeeper(Head):
         self.has_optimizer = self.has_warned = False
         # Its .grad is what the gradients are still to be multiplied by: 1, and NaN where they are not finite. GradScaler finds
         # it among the parameters of the optimizer, and divides it by its scale.
-        self.factor = torch.zeros(1, device="cpu")
+        self.factor = torch.zeros(1)
 
     def keep(self, batch: BatchGradients) -> None:
         """Keep the gradients of a backward pass."""
         self.gradients.append(batch)
         finite = 1 + 0 * torch.stack([part.grad_H.sum() for part in batch.heads]).sum().reshape(1)
         if self.factor.device != finite.device or self.factor.dtype != finite.dtype:
-            self.factor.grad, self.factor.data = None, self.factor.data.to(finite)
+            self.factor.grad = None
+            torch.utils.swap_tensors(self.factor, torch.zeros_like(finite))  # the optimizer has this tensor, too
         self.factor.grad = finite if self.factor.grad is None else self.factor.grad * finite
         if not self.has_optimizer and len(self.gradients) > WITHOUT_OPTIMIZER:
             del self.gradients[0]

@@ -33,8 +33,9 @@ def where(spans: list[Span], classes: Tensor) -> list[slice]:
     """Where the classes of each head are among sorted classes; a single head has all of them."""
     if len(spans) == 1 and spans[0].start == 0:
         return [slice(0, len(classes))]
-    bounds = torch.tensor([(start, start + head.num_classes) for head, start in spans], device=classes.device)
-    return [slice(*pair) for pair in torch.searchsorted(classes, bounds).tolist()]
+    bounds = [bound for head, start in spans for bound in (start, start + head.num_classes)]
+    before = torch.stack([(classes < bound).sum() for bound in bounds]).tolist()  # the device is waited for once
+    return [slice(*pair) for pair in zip(before[::2], before[1::2], strict=True)]
 
 
 class Reader(Protocol):

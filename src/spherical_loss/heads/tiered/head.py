@@ -146,7 +146,7 @@ class TieredHead(GradientKeeper):
             for span in self.spans:
                 span.head.check_untouched()
             # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
-            s, q, o_c = FactoredStatistics.apply(H, torch.empty(0, requires_grad=self.training), self, place)
+            s, q, o_c = FactoredStatistics.apply(H, H.new_empty(0, requires_grad=self.training), self, place)
         else:
             precise = statistics_dtype(H.device)
             s, q, o_c = (torch.zeros(shape, dtype=precise, device=H.device) for shape in (len(H), len(H), place.shape))
@@ -216,6 +216,8 @@ class TieredHead(GradientKeeper):
     @torch.no_grad()
     def set_weight(self, weight: Tensor) -> None:
         self._check_weight(weight)
+        if self.order.is_meta:
+            return  # it has no values
         self.forget()
         for tier, start, stop in self.ranges:
             tier.set_weight(weight[self.order[start:stop].to(weight.device)])
@@ -223,6 +225,8 @@ class TieredHead(GradientKeeper):
     @torch.no_grad()
     def set_bias(self, bias: Tensor) -> None:
         self._check_bias(bias)
+        if self.order.is_meta:
+            return
         self.forget()
         for tier, start, stop in self.ranges:
             tier.set_bias(bias[self.order[start:stop].to(bias.device)])

@@ -56,7 +56,7 @@ class TieredSGD(HeadSGD):
             raise ValueError(f"power is {power}, but must be finite and not negative: frequent classes have the larger rate")
         p = head.tier_frequencies
         # Factored tiers have no parameters: the step finds their tensors in the head.
-        factors = iter([head.factor, *(torch.empty(0) for _ in head.spans)])
+        factors = iter([head.factor, *(head.factor.new_empty(0) for _ in head.spans)])
         groups = [
             {"params": list(tier.parameters()) or [next(factors)], "lr": lr * (p_tier / min(p)) ** power}
             for (tier, _, _), p_tier in zip(head.ranges, p, strict=True)
