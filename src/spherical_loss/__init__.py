@@ -4,11 +4,8 @@ Losses: :mod:`spherical_loss.losses` (modules), :mod:`spherical_loss.functional`
 the logits: :mod:`spherical_loss.heads`.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# No import here: until spherical_loss.__main__ runs, Ctrl-C in the command line is Python's own traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spherical_loss import functional
     from spherical_loss.base import Loss, SphericalLoss
@@ -66,8 +63,10 @@ __all__ = [
 _MODULES = ("base", "functional", "heads", "losses", "statistics")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Names are imported at their first use: ``spherical-loss --help`` need not wait for torch."""
+    from importlib import import_module
+
     if name == "__version__":
         from importlib.metadata import version
 

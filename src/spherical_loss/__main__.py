@@ -1,16 +1,19 @@
 """``python -m spherical_loss``, and ``torchrun --nproc-per-node 2 -m spherical_loss``: the command line."""
 
-from __future__ import annotations
-
 import os
-import signal
 import sys
-from typing import NoReturn
+
+# At once: the module signal imports others, and Ctrl-C meanwhile is a traceback.
+from _signal import SIGINT, signal  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> int:
     """The command line of the experiments; without what they need, a message."""
-    signal.signal(signal.SIGINT, stop)
+    signal(SIGINT, stop)
     try:
         from spherical_loss.experiments.cli import main as command_line
 
@@ -26,7 +29,7 @@ def main() -> int:
     return code
 
 
-def stop(*_: object) -> NoReturn:
+def stop(*_: object) -> "NoReturn":
     """Ctrl-C: a line, and out at once, whatever is being imported, trained or waited for.
 
     Files are whole at any moment, locks end with their process, and workers end with their parent: nothing needs tidying up.

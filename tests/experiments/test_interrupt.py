@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import spherical_loss
 from tests.experiments.running.test_workers import until
 from tests.support.processes import running
 
@@ -33,6 +34,15 @@ wanted = sys.argv.pop(1)
 sys.meta_path.insert(0, Press())
 raise SystemExit(main())
 """
+
+
+def test_from_the_first_line_on() -> None:
+    """Before the command line can catch Ctrl-C, nothing is imported that Python does not import for itself."""
+    here = str(Path(spherical_loss.__file__).parents[1])
+    script = f"import sys; sys.path.insert(0, {here!r}); known = {{*sys.modules}}; import spherical_loss.__main__; "
+    script += "print(*sorted({*sys.modules} - known))"
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["spherical_loss", "spherical_loss.__main__"]
 
 
 @pytest.mark.parametrize(
