@@ -78,4 +78,4 @@ def plot(axes: Any, rows: list[Row], name: str, label: str, color: str) -> None:
     axes.loglog(*zip(*found, strict=True), "o-", color=color, label=label)
     plain_log_ticks(axes)
     axes.grid(visible=True)
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left" if name in ("N", "d") else "center right")  # where no line is

@@ -177,11 +177,12 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
 
     def target_log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
         rank, M = self.rank[classes], self.cutoffs[0]
-        which = torch.stack([rank >= start for start in self.cutoffs]).sum(0)  # 0, or 1 + the cluster
+        beyond = torch.stack([rank >= start for start in self.cutoffs])
+        which = beyond.sum(0)  # 0, or 1 + the cluster
         log_p = -F.cross_entropy(self._outcomes(H), torch.where(which == 0, rank, M - 1 + which), reduction="none")
         # The examples of a cluster stand together in the order of the ranks: the device is waited for once, for where they are.
         rank, examples = rank.sort()
-        starts = torch.searchsorted(rank, self.bounds).tolist()
+        starts = [len(rank) - count for count in beyond.sum(1).tolist()]
         sizes = [end - start for start, end in itertools.pairwise([*starts, len(rank)])]
         inside = examples[starts[0] :]
         parts = zip(self._clusters(), H.index_select(0, inside).split(sizes), rank[starts[0] :].split(sizes), strict=True)
