@@ -75,10 +75,12 @@ def quadratic_loss(
     # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
     # with any option. It takes the fewest calls, which is what counts below some 2^14 logits; above, its N x D
     # temporaries cost more than the kernel.
-    loss = softmax_loss(partial(log_numerator, g), o, target, **options)
-    if _overflowed(loss):
-        return softmax_loss(partial(log_numerator, g), o.to(statistics_dtype(o.device)), target, **options).to(loss.dtype)
-    return loss
+    if o.device.type == "cpu" and not torch.compiler.is_compiling():
+        loss = softmax_loss(partial(log_numerator, g), o, target, **options)
+        if not _may_have_overflowed(loss):
+            return loss
+    wide = o.to(statistics_dtype(o.device))  # also where a loss cannot be looked at, or only by waiting for the device
+    return softmax_loss(partial(log_numerator, g), wide, target, **options).to(widened(o.dtype))
 
 
 def quadratic_probabilities(g: Quadratic, o: Tensor, dim: int) -> Tensor:
@@ -145,14 +147,12 @@ class QuadraticLikelihood(SphericalLoss):
         return (distance + self.vertex).to(float_dtype(frequencies))
 
 
-def _overflowed(loss: Tensor) -> bool:
-    """Whether a loss is not finite, as for outputs above 1e19, whose squares overflow. False if values cannot be read."""
-    if loss.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
+def _may_have_overflowed(loss: Tensor) -> bool:
+    """Whether a loss is not finite, as for outputs above 1e19, whose squares overflow, or cannot be read."""
     try:
         return not (math.isfinite(loss.item()) if loss.dim() == 0 else bool(loss.isfinite().all()))
-    except RuntimeError:  # under vmap, values cannot be read
-        return False
+    except RuntimeError:  # under vmap
+        return True
 
 
 class SoftmaxLikelihood(Loss):

@@ -356,3 +356,27 @@ def test_float32_outputs_of_1e19(name, D):
         torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
         (grad,), (right,) = torch.autograd.grad(loss.sum(), x), torch.autograd.grad(wanted.sum(), exact)
         torch.testing.assert_close(grad.double(), right, rtol=0, atol=1e-6 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["taylor", "spherical", "quadratic"])
+@pytest.mark.parametrize("D", [50, 10_000])
+def test_float32_outputs_of_1e19_that_cannot_be_looked_at(name, D):
+    """Compiled, and under vmap, where no value can be read."""
+    case = CASES[name]
+    o, classes = data(4, D, dtype=torch.float32)
+    o *= 1e19
+    exact = o.double().requires_grad_()
+    wanted = expected(case.oracle, exact, classes, reduction="none")
+    (right,) = torch.autograd.grad(wanted.sum(), exact)
+
+    def of_one(x, target):
+        return case.make()(x, target)
+
+    mapped, gradients = torch.func.vmap(of_one)(o, classes), torch.func.vmap(torch.func.grad(of_one))(o, classes)
+    torch.compiler.reset()
+    x = o.clone().requires_grad_()
+    compiled = torch.compile(case.make(reduction="none"), fullgraph=True, backend="aot_eager")(x, classes)
+    for losses, grads in ((mapped, gradients), (compiled, torch.autograd.grad(compiled.sum(), x)[0])):
+        assert losses.dtype == grads.dtype == torch.float32
+        torch.testing.assert_close(losses.double(), wanted, rtol=1e-6, atol=0)
+        torch.testing.assert_close(grads.double(), right, rtol=0, atol=1e-6 * float(right.abs().max()))
