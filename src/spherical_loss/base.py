@@ -18,6 +18,7 @@ from spherical_loss.statistics import Statistics, statistics_dtype, widened
 if TYPE_CHECKING:
     from typing import Unpack  # Python 3.11
 
+DEFAULTS = {"overwrite_logits": False, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 NO_TARGET = "logits need a target: loss(logits, target); only Statistics from a head carry their own"
 
 
@@ -117,9 +118,22 @@ class Loss(nn.Module, ABC):
         }
 
     def extra_repr(self) -> str:
-        defaults = {"overwrite_logits": False, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
-        given = {name: value for name, value in vars(self).items() if name in defaults and value != defaults[name]}
+        given = {name: value for name, value in vars(self).items() if name in DEFAULTS and value != DEFAULTS[name]}
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+    def described(self) -> str:
+        """Name and parameters, tensors by their sums: equal for losses that are equal, in whichever process.
+
+        >>> from spherical_loss import SphericalSoftmaxLoss
+        >>> SphericalSoftmaxLoss(0.3, weight=torch.ones(5)).described()
+        'SphericalSoftmaxLoss(a1=0.3, a2=0.0, a3=1.0, eps=0.3, weight=[5] 5 5)'
+        """
+        values = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
+        given = {name: value for name, value in values.items() if name not in DEFAULTS or value != DEFAULTS[name]}
+        for name, x in [*self.named_parameters(), *self.named_buffers()]:
+            wide = x.detach().to(statistics_dtype(x.device))
+            given[name] = f"{list(x.shape)} {float(wide.sum()):.12g} {float(wide.square().sum()):.12g}"
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in given.items())})"
 
 
 class SphericalLoss(Loss):
@@ -196,7 +210,7 @@ class SphericalLoss(Loss):
                 f"label_smoothing={self.label_smoothing} needs the loss of every class, which is not a function of "
                 "(s, q, o_c); use it with logits (head.logits), or several weighted targets per example"
             )
-        s, q, o_c, D, target, target_weight = statistics
+        s, q, o_c, _, target, target_weight, *_ = statistics
         expected = s.shape if target_weight is None else target_weight.shape
         if not (q.shape == s.shape == expected[: s.dim()] and o_c.shape == expected):
             raise ValueError(
@@ -207,22 +221,39 @@ class SphericalLoss(Loss):
             raise ValueError(f"target_weight has shape {tuple(target_weight.shape)}: an example needs one target at least")
         dtype = widened(o_c.dtype)
         precise = statistics_dtype(o_c.device)
-        s, q, o_c = s.to(precise), q.to(precise), o_c.to(precise)
         if target is None:
             if self.weight is not None:
                 raise ValueError("a class weight needs the targets, and these Statistics have target=None")
             target = torch.zeros(o_c.shape, dtype=torch.long, device=o_c.device)
         counted = (target >= 0) & (target != self.ignore_index)
         classes = torch.where(counted, target, 0)
+        losses = self.each(statistics, counted)
         if target_weight is None:
-            losses = _guarded(_logits.counted_losses(self.formula, s, q, o_c, D, counted))
             return _logits.weighted_and_reduced(losses, counted, classes, self.weight, self.reduction).to(dtype)
         # K targets per example are class probabilities of which only K are not zero, and are reduced in the same way.
         share = torch.where(counted, target_weight.to(precise), 0.0)
         if self.weight is not None:
             share = share * self.weight.to(precise)[classes]
-        losses = _guarded(_logits.counted_losses(self.formula, s.unsqueeze(-1), q.unsqueeze(-1), o_c, D, counted))
         return _logits.reduced((losses * share).sum(-1), None, self.reduction).to(dtype)
+
+    def each(self, statistics: Statistics, counted: Tensor | None = None) -> Tensor:
+        """The loss of every target, shaped like ``o_c``, or 0 where it is not counted: neither weighted nor reduced."""
+
+        def losses(s: Tensor, q: Tensor, o_c: Tensor) -> Tensor:
+            s, q, o_c = (x.to(statistics_dtype(o_c.device)) for x in (s, q, o_c))
+            if o_c.dim() > s.dim():
+                s, q = s.unsqueeze(-1), q.unsqueeze(-1)
+            if counted is None:
+                return self.formula(s, q, o_c, statistics.D)
+            return _logits.counted_losses(self.formula, s, q, o_c, statistics.D, counted)
+
+        if statistics.head is not None:
+            statistics.head.meet(self)
+        found = _guarded(losses(*statistics[:3]))
+        if statistics.nearby is None:
+            return found
+        nearby = losses(*statistics.nearby)
+        return found + (nearby - nearby.detach())  # its gradient, and nothing of its value
 
 
 def _guarded(losses: Tensor) -> Tensor:

@@ -42,6 +42,10 @@ class Statistics(NamedTuple):
     """The target classes, shaped like ``o_c``; a negative target marks an example (or slot) to ignore."""
     target_weight: Tensor | None = None
     """Weights of the K targets, ``(..., K)``; the loss is the weighted sum over them."""
+    nearby: tuple[Tensor, Tensor, Tensor] | None = None
+    """``s``, ``q`` and ``o_c`` of weights that differ in the last bit, from a head that watches for chaos."""
+    head: Any = None
+    """The head that they are from, if it wants to meet the loss."""
 
     @staticmethod
     def from_logits(o: Tensor, target: Tensor) -> Statistics:

@@ -6,11 +6,13 @@ import copy
 import io
 import random
 import tempfile
+from unittest import mock
 
 import torch
 
 from spherical_loss import FactoredHead, FactoredSGD
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
+from spherical_loss.heads.factored import head as factored_head
 from tests.heads.reference import DenseReference, random_batch
 from tests.support.cases import FAMILY
 
@@ -30,7 +32,8 @@ def train(seed: int) -> str:
     torch.manual_seed(seed)
     d, D, N = chance.randint(1, 24), round(10 ** chance.uniform(0, 3)), chance.randint(1, 64)
     bias, loss = chance.random() < 0.7, chance.choice(LOSSES)
-    head = FactoredHead(d, D, bias=bias)
+    with mock.patch.object(factored_head, "FEW_CLASSES", chance.choice([0, 256])):  # the factored step, and the dense one
+        head = FactoredHead(d, D, bias=bias)
     dense = DenseReference(head.weight, head.bias)
     nearby = DenseReference(perturbed(head.weight), head.bias)
     lr = 10 ** chance.uniform(-2, 2) * (0.03 if loss in ("squared-error", "bound-fixed") else 1)

@@ -108,11 +108,18 @@ class Head(nn.Module, ABC):
         target = target.long()
         marked = torch.where(target == self.ignore_index, -1, target)
         classes = marked.clamp_min(0).reshape(-1, 1 if target_weight is None else target.shape[-1])
-        s, q, o_c = self.statistics(hidden.reshape(-1, self.in_features), classes)
+        found = self.of_classes(hidden.reshape(-1, self.in_features), classes)
         batch = hidden.shape[:-1]
-        return Statistics(
-            s.reshape(batch), q.reshape(batch), o_c.reshape(target.shape), self.num_classes, marked, target_weight
-        )
+
+        def shaped(s: Tensor, q: Tensor, o_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return s.reshape(batch), q.reshape(batch), o_c.reshape(target.shape)
+
+        nearby = None if found.nearby is None else shaped(*found.nearby)
+        return Statistics(*shaped(*found[:3]), found.D, marked, target_weight, nearby, found.head)
+
+    def of_classes(self, H: Tensor, classes: Tensor) -> Statistics:
+        """:meth:`statistics`, with all that a loss needs to know about them."""
+        return Statistics(*self.statistics(H, classes), self.num_classes)
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:

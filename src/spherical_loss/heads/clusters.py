@@ -56,8 +56,7 @@ class SphericalCluster(Cluster):
         self.head, self.loss = head, loss
 
     def log_prob(self, H: Tensor, classes: Tensor) -> Tensor:
-        s, q, o_c = self.head.statistics(H, classes)
-        return -self.loss.formula(s.unsqueeze(1), q.unsqueeze(1), o_c, self.head.num_classes)
+        return -self.loss.each(self.head.of_classes(H, classes))
 
     def all_log_prob(self, H: Tensor) -> Tensor:
         return self.loss.log_probabilities(self.head.logits(H))

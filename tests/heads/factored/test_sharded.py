@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
 import time
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,9 @@ from spherical_loss.processes import only_job
 from tests.support import processes
 from tests.support.processes import run_ranks
 
+from ...support.cases import CASES
 from ...support.damage import flip_bit
-from ..reference import random_batch
+from ..reference import DenseReference, random_batch
 
 pytestmark = pytest.mark.slow
 N, d, D = 24, 6, 41  # 41 rows over 2 ranks: 21 and 20; over 4: 11, 11, 11 and 8
@@ -193,6 +196,22 @@ def _disagree(rank: int, ranks: int, folder: str) -> None:
             FactoredSGD(head, **options).step()
         assert torch.equal(head.V, before)
 
+    weights = [torch.arange(D) % (2 + r) + 1.0 for r in range(2)]
+    for pattern, different in {
+        "loss=.*TaylorSoftmaxLoss.*; rank 1: .*loss=.*SphericalSoftmaxLoss": [loss, sl.SphericalSoftmaxLoss(0.1)],
+        "eps=0.1.*; rank 1: .*eps=0.2": [sl.SphericalSoftmaxLoss(0.1), sl.SphericalSoftmaxLoss(0.2)],
+        "weight=.*; rank 1: .*weight=": [sl.TaylorSoftmaxLoss(weight=weight) for weight in weights],
+    }.items():
+        head = new_head(group)
+        optimizer, before = FactoredSGD(head, lr=1.0), head.V.clone()
+        different[rank](head(H, targets[:, 0])).backward()
+        with pytest.raises(ValueError, match=pattern):
+            optimizer.step()
+        assert torch.equal(head.V, before)
+        optimizer.zero_grad()
+        different[0](head(H, targets[:, 0])).backward()  # the same on both
+        optimizer.step()
+
     head = FactoredHead(d, D, group=group)
     with pytest.raises(ValueError, match=r"refactoring=torch.float64.*rows=torch.float32"):  # one converts it, the other trains
         head.double() if rank == 0 else head(H, targets[:, 0])
@@ -216,6 +235,50 @@ def test_a_second_job_in_a_folder_is_told(tmp_path):
 
 def test_ranks_that_differ_are_told_at_once(tmp_path):
     run_ranks(_disagree, 2, str(tmp_path))
+
+
+def _one_finds_infinity(rank: int, ranks: int, folder: str) -> None:
+    """A batch of one rank overflows: both skip the step, and halve the scale."""
+    head = FactoredHead(d, D, group=start(rank, ranks, folder, timeout=20))
+    optimizer, scaler = FactoredSGD(head, lr=1.0), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scales, weights = [], [head.weight]
+    for step in range(4):
+        H, target, _ = random_batch(8, d, D, seed=2 * step + rank)
+        optimizer.zero_grad()
+        factor = math.inf if step == 1 and rank == 1 else 1.0
+        scaler.scale(factor * sl.TaylorSoftmaxLoss()(head(H.float(), target))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        weights.append(head.weight)
+    assert scales == [1024.0, 512.0, 512.0, 1024.0]
+    assert [torch.equal(before, after) for before, after in pairwise(weights)] == [False, True, False, False]
+    dist.destroy_process_group()
+
+
+def test_grad_scalers_of_all_ranks_skip_together(tmp_path):
+    both = [processes.start(_one_finds_infinity, rank, 2, str(tmp_path)) for rank in range(2)]
+    assert [processes.exit_code(process, timeout=60) for process in both] == [0, 0]
+
+
+def test_two_classes_at_a_large_rate(tmp_path):
+    """Over processes there is no dense step: Q and w are computed again where a step would amplify their errors."""
+    start(0, 1, str(tmp_path))
+    try:
+        for seed in range(5):
+            torch.manual_seed(seed)
+            head, m = FactoredHead(16, 2, group=dist.group.WORLD), torch.randn(2, 16)
+            reference, optimizer = DenseReference(head.weight, head.bias), FactoredSGD(head, lr=3.0)
+            for _ in range(60):
+                target = torch.randint(2, (64,))
+                hidden = (0.5 * m[target] + torch.randn(64, 16)).relu()
+                optimizer.zero_grad()
+                sl.TaylorSoftmaxLoss()(head(hidden, target)).backward()
+                optimizer.step()
+                reference.step(reference.gradients(CASES["taylor"].oracle, hidden, target)[2], lr=3.0)
+            torch.testing.assert_close(head.weight.double(), reference.W, rtol=0.01, atol=0.01 * float(reference.W.abs().max()))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_sharded_head_has_no_logits(tmp_path):

@@ -17,6 +17,7 @@ which go into V through ``U^-1``. V is D x d; all else is small.
 ``keeper``          ``GradientKeeper``: keeps it until there is one
 ``step``            the step, as five updates: U, w0, V, w, Q
 ``sgd``             ``FactoredSGD``: options, clipping, schedulers
+``nearby``          ``Nearby``: whether training is chaotic, for few classes
 ``transform``       ``RowTransform``: U, its inverse, and how both stay accurate
 ``weighted_gram``   ``A = 2 H^T diag(g_q) H`` and its products
 ``accumulator``     a matrix that takes many small changes without drift: Q

@@ -14,13 +14,15 @@ from spherical_loss.base import Loss
 from spherical_loss.heads.base import CHUNK, TopK, chunk_rows, full_precision, he_std, in_graph
 from spherical_loss.heads.factored.accumulator import Accumulator
 from spherical_loss.heads.factored.keeper import GradientKeeper
+from spherical_loss.heads.factored.nearby import MOST_CLASSES, Nearby
 from spherical_loss.heads.factored.shard import Shard, version_of
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span, sums
 from spherical_loss.heads.factored.transform import RowTransform
 from spherical_loss.heads.gram import gram_matrix
-from spherical_loss.statistics import statistics_dtype, widened
+from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 EXACT_IN_FLOAT32 = 2**24  # integers below
+FEW_CLASSES = 256  # or d, if that is more: a dense step in float64 is then no slower (d = 16, 64 and 256, N = 64 and 250)
 
 
 class FactoredHead(GradientKeeper):
@@ -73,20 +75,27 @@ class FactoredHead(GradientKeeper):
         super().__init__(in_features, num_classes, bias, init, ignore_index)
         d = -(-(in_features + bias) // 8) * 8  # empty columns up to a multiple of 8: matmuls are about 10% faster
         self.shard = Shard(num_classes, group, in_features=in_features, bias=bias)
-        precise, dtype = statistics_dtype(torch.empty(0).device), widened(torch.get_default_dtype())
+        self.has_few_classes = num_classes <= max(in_features, FEW_CLASSES)
+        self.is_small = self.has_few_classes and group is None
+        """V is W at all times, U the identity, and outputs are computed. In float64: with few classes and a large rate,
+        rounding errors grow. Q and w are up to date only where they are saved."""
+        self.dtype = widened(torch.get_default_dtype())
+        """Of weights and outputs; what a small head keeps is more precise."""
+        precise = statistics_dtype(torch.empty(0).device)
+        dtype = self._kept_dtype(precise)
         self.register_buffer("V", torch.zeros(len(self.shard), d, dtype=dtype))
         self.register_buffer("row_frames", torch.zeros(len(self.shard), dtype=torch.int16))  # when each row was last written
         self.U = RowTransform(d, dtype)
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.Q = Accumulator(d, dtype, precise)
-        self.is_small = num_classes <= in_features and group is None
-        """V is W at all times, U the identity, and outputs are computed: Q and w are up to date only where they are saved."""
+        self.nearby: Nearby | None = None
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version
         # The same as a buffer: whoever copies or averages buffers from outside changes this one, too.
         self.register_buffer("written", torch.zeros((), dtype=torch.float32), persistent=False)
         self.shard.agree(self.Q.base, version=version_of("spherical-loss"), torch=torch.__version__)
+        self.register_load_state_dict_post_hook(_bring_up_to_date)
         if init == "he" and not self.V.is_meta:
             self._draw(he_std(in_features))
             self.refactor()
@@ -103,6 +112,16 @@ class FactoredHead(GradientKeeper):
         # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
         return FactoredStatistics.apply(H, H.new_empty(0, requires_grad=self.training), self, classes)
 
+    def of_classes(self, H: Tensor, classes: Tensor) -> Statistics:
+        found = super().of_classes(H, classes)
+        watched = self.is_small and self.num_classes <= MOST_CLASSES and self.training and torch.is_grad_enabled()
+        if not watched or in_graph():
+            return found
+        if self.nearby is None or self.nearby.is_old:
+            self.nearby = Nearby(self.V)
+        with full_precision(H.device):
+            return found._replace(nearby=self.nearby.statistics(self.extended(H.detach()), classes))
+
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
         self.check_untouched()
@@ -110,9 +129,9 @@ class FactoredHead(GradientKeeper):
             s, q, _ = sums(self.extended(H), [self])
             return s, q
 
-    def extended(self, H: Tensor) -> Tensor:
+    def extended(self, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Hidden vectors with the column of ones for the bias, and the empty columns."""
-        X = self.V.new_empty(H.shape[0], self.V.shape[1])
+        X = self.V.new_empty(H.shape[0], self.V.shape[1], dtype=dtype)
         X[:, : self.in_features] = H
         X[:, self.in_features :] = 0
         if self.has_bias:
@@ -162,11 +181,11 @@ class FactoredHead(GradientKeeper):
 
     @torch.no_grad()
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
-        return self.rows(rows)[:, : self.in_features + self.has_bias]
+        return self.rows(rows)[:, : self.in_features + self.has_bias].to(self.dtype)
 
     @property
     def weight(self) -> Tensor:
-        dense = torch.empty(len(self.shard), self.in_features, dtype=self.V.dtype, device=self.V.device)
+        dense = torch.empty(len(self.shard), self.in_features, dtype=self.dtype, device=self.V.device)
         for rows in self._row_chunks():
             dense[rows] = self.rows(rows)[:, : self.in_features]
         return dense if self.shard.group is None else torch.cat(self.shard.gather(dense)[0])
@@ -175,7 +194,8 @@ class FactoredHead(GradientKeeper):
     def bias(self) -> Tensor | None:
         if not self.has_bias:
             return None
-        kept = torch.cat([self.V.new_empty(0), *(self.rows(rows)[:, self.in_features] for rows in self._row_chunks())])
+        rows = torch.cat([self.V.new_empty(0), *(self.rows(rows)[:, self.in_features] for rows in self._row_chunks())])
+        kept = rows.to(self.dtype)
         return kept if self.shard.group is None else torch.cat(self.shard.gather(kept)[0])
 
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
@@ -194,14 +214,14 @@ class FactoredHead(GradientKeeper):
             here = slice(start, min(start + rows, count))
             with full_precision(X.device):
                 o = torch.addmm(offset, XU, self.V[here].T) if one_frame else X @ self.rows(here).T
-            yield first + start, o
+            yield first + start, o.to(self.dtype)
 
     @torch.no_grad()
     def outputs_of(self, H: Tensor, classes: Tensor) -> Tensor:
         X, rows = self.extended(H), self.current_rows(classes.flatten()).unflatten(0, classes.shape)
         with full_precision(X.device):  # as in logit_chunks: U is applied to the N hidden vectors, not to the N K rows
             offset = (X @ self.w0.to(X.dtype)).unsqueeze(1)
-            return offset + torch.bmm(rows, self.U.transform_transposed(X).unsqueeze(2)).squeeze(2)
+            return (offset + torch.bmm(rows, self.U.transform_transposed(X).unsqueeze(2)).squeeze(2)).to(self.dtype)
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int, loss: Loss) -> TopK:
@@ -215,7 +235,7 @@ class FactoredHead(GradientKeeper):
         if self.shard.group is not None:
             raise ValueError(f"a sharded head has no logits: N x {self.num_classes} numbers on every rank; use topk")
         H = hidden.reshape(-1, self.in_features)
-        out = torch.empty(H.shape[0], self.num_classes, dtype=self.V.dtype, device=H.device)
+        out = torch.empty(H.shape[0], self.num_classes, dtype=self.dtype, device=H.device)
         for start, o in self.logit_chunks(H, rows=chunk_rows(H.shape[0])):
             out[:, start : start + o.shape[1]] = o
         return out.reshape(*hidden.shape[:-1], self.num_classes)
@@ -301,6 +321,12 @@ class FactoredHead(GradientKeeper):
         """W was replaced: gradients of the old W are no longer valid."""
         self.changed()
         self.forget()
+        self.nearby = None
+
+    def forget(self) -> None:
+        super().forget()
+        if self.nearby is not None:
+            self.nearby.W.grad = None
 
     def changed(self) -> None:
         """W was changed, by this head or by a step."""
@@ -341,22 +367,32 @@ class FactoredHead(GradientKeeper):
             like: Tensor = fn(x.new_empty(0))
             return fn(x) if like.dtype == x.dtype else x.to(like.device)
 
-        like = fn(self.V.new_empty(0))
-        dtype, precise = widened(like.dtype), statistics_dtype(like.device)
+        like = fn(self.V.new_empty(0, dtype=self.dtype))
+        self.dtype, precise = widened(like.dtype), statistics_dtype(like.device)
+        dtype = self._kept_dtype(precise)
         if precise == torch.float32:  # a device without float64, which cannot even be asked for it
             self._set_precision(precise)
-        had_no_values = self.V.is_meta
+            if dtype != self.V.dtype:
+                self._change_dtype(dtype)
+        self.nearby, had_no_values = None, self.V.is_meta
         super()._apply(same_dtype, recurse)
         self._set_precision(precise)
         if had_no_values and not self.V.is_meta:
             self.written.fill_(math.nan)  # until load_state_dict
             return self
         if dtype != self.V.dtype:
-            self.V = self.V.to(dtype)
-            self.U.change_dtype(dtype)
-            self.Q.change_dtype(dtype)
+            self._change_dtype(dtype)
             self.refactor()  # Q and w belong to the rounded V
         return self
+
+    def _kept_dtype(self, precise: torch.dtype) -> torch.dtype:
+        """Of V, U and the float copy of Q."""
+        return precise if self.is_small else self.dtype
+
+    def _change_dtype(self, dtype: torch.dtype) -> None:
+        self.V = self.V.to(dtype)
+        self.U.change_dtype(dtype)
+        self.Q.change_dtype(dtype)
 
     def _set_precision(self, precise: torch.dtype) -> None:
         self.w, self.w0, self.Q.base = (x.to(precise) for x in (self.w, self.w0, self.Q.base))
@@ -395,3 +431,9 @@ class FactoredHead(GradientKeeper):
         if past is not None:  # the number of frames is part of the state, not of the architecture
             self.U.past = self.U.past.new_zeros(past.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _bring_up_to_date(head: FactoredHead, _: object) -> None:
+    """A small head may have loaded what was not small: V is not W then."""
+    if head.is_small and not head.V.is_meta and not (head.U.is_identity and not head.w0.any()):
+        head.refactor()

@@ -7,11 +7,13 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spherical_loss.base import Loss
 from spherical_loss.heads.base import Head
 from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.shard import Shard
+from spherical_loss.statistics import Statistics
 
 WITHOUT_OPTIMIZER = 16  # backward passes that are kept for an optimizer that may still be made
 WITHOUT_STEP = 1_000  # backward passes since the last step after which a warning says so
@@ -25,15 +27,32 @@ class GradientKeeper(Head):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
+        self.losses: set[str] = set()  # of a sharded head, since the ranks last compared them
         self.has_optimizer = self.has_warned = False
         # Its .grad is what the gradients are still to be multiplied by: 1, and NaN where they are not finite. GradScaler finds
         # it among the parameters of the optimizer, and divides it by its scale.
         self.factor = torch.zeros(1)
 
+    def of_classes(self, H: Tensor, classes: Tensor) -> Statistics:
+        found = super().of_classes(H, classes)
+        compares = self.shard.group is not None and self.training and torch.is_grad_enabled()
+        return found._replace(head=self) if compares else found
+
+    def meet(self, loss: Loss) -> None:
+        """The loss of a forward pass: the ranks compare it when they take the step."""
+        self.losses.add(loss.described())
+
+    def met(self) -> list[str]:
+        """The losses since this was last asked."""
+        losses, self.losses = sorted(self.losses), set()
+        return losses
+
     def keep(self, batch: BatchGradients) -> None:
         """Keep the gradients of a backward pass."""
         self.gradients.append(batch)
         finite = 1 + 0 * torch.stack([part.grad_H.sum() for part in batch.heads]).sum().reshape(1)
+        if self.shard.group is not None:  # GradScaler skips a step in this process alone: all must find the same
+            finite += 0 if self.shard.everywhere(bool(finite.isfinite()), finite, backward=True) else math.nan
         if self.factor.device != finite.device or self.factor.dtype != finite.dtype:
             self.factor.grad = None
             torch.utils.swap_tensors(self.factor, torch.zeros_like(finite))  # the optimizer has this tensor, too

@@ -97,7 +97,7 @@ class FactoredSGD(HeadSGD):
         if (batch := pending(self.head)) is None:
             raise RuntimeError(NO_GRADIENT.format("FactoredSGD"))
         options = {name: value for name, value in self.param_groups[0].items() if name != "params"}
-        return gathered(batch, self.head.shard, **options)
+        return gathered(batch, self.head.shard, **options, loss=self.head.met())
 
 
 def pending(reader: Reader) -> BatchGradients | None:

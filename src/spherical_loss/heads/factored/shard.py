@@ -65,6 +65,10 @@ class Shard:
         counts = self._lengths(len(tensors[0]), [x[:0] for x in tensors], options)
         return tuple(self._gather_padded(x, counts) for x in tensors)
 
+    def everywhere(self, here: bool, like: Tensor, **options: object) -> bool:
+        """Whether it is so in all processes."""
+        return here if self.group is None else all(self._lengths(int(here), [like[:0]], options))
+
     def topk(self, hidden: Tensor, k: int, search: Callable[[Tensor], TopK]) -> TopK:
         """The best classes of all processes for the hidden vectors (..., d) of each; ``search`` finds those kept here: k, or
         all of them where fewer are kept."""

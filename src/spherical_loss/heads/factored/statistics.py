@@ -65,7 +65,8 @@ class FactoredStatistics(torch.autograd.Function):
     def forward(ctx: Any, H: Tensor, anchor: Tensor, reader: Reader, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         spans = reader.spans
         with full_precision(H.device):
-            X = spans[0].head.extended(H)
+            dtype = min((head.V.dtype for head, _ in spans), key=lambda dtype: dtype.itemsize)
+            X = spans[0].head.extended(H, dtype)
             unique, positions = classes.unique(return_inverse=True)
             slices = where(spans, unique)
             s, q, products = sums(X, [head for head, _ in spans])
@@ -74,7 +75,7 @@ class FactoredStatistics(torch.autograd.Function):
                 rows, dense = head.read(unique[mine] - start)
                 current.append(rows)
                 W_rows.append(dense)
-            W_c = selected(_assembled(W_rows, slices, len(unique)), positions)
+            W_c = selected(_assembled(W_rows, slices, len(unique)).to(dtype), positions)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, q.to(X.dtype), W_c, unique, positions, *products, *current)
         ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
@@ -100,8 +101,8 @@ class FactoredStatistics(torch.autograd.Function):
             for (head, _), product, mine, rows, frame in zip(spans, products, ctx.slices, current, ctx.frames, strict=True):
                 P = weighted_sum(own(g_c, positions, mine, len(classes)), W_c)
                 if head.is_small:  # the product is that of all outputs
-                    grad_O = torch.addcmul(g_s.unsqueeze(1), product, slope)
-                    heads.append(HeadGradients(torch.addmm(P, grad_O, head.V), P, grad_O=grad_O))
+                    grad_O = g_s.unsqueeze(1) + product * slope
+                    heads.append(HeadGradients(P + (grad_O @ head.V).to(P.dtype), P, grad_O=grad_O))
                 else:
                     grad_H = torch.addcmul(P, product, slope).addr_(g_s, head.w.to(X.dtype))
                     heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
@@ -126,7 +127,7 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
     """
     precise = statistics_dtype(X.device)
     s = q = torch.zeros(X.shape[0], dtype=precise, device=X.device)
-    products = [X @ head.V.T if head.is_small else X for head in heads]
+    products = [X.to(head.V.dtype) @ head.V.T if head.is_small else X for head in heads]
     if large := [i for i, head in enumerate(heads) if not head.is_small]:
         u, alpha, R = split(X)
         Qu = [heads[i].Q.times_vector(u) for i in large]

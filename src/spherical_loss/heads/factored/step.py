@@ -32,6 +32,7 @@ from torch import Tensor
 from spherical_loss.heads.base import selected, target_rows, weighted_sum
 from spherical_loss.heads.factored import transform
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
+from spherical_loss.heads.factored.nearby import have_parted
 from spherical_loss.heads.factored.statistics import Span, own, where
 from spherical_loss.heads.factored.weighted_gram import WeightedGram
 
@@ -55,11 +56,20 @@ class _BatchTerms:
     """What the steps of all heads that saw a batch have in common."""
 
     def __init__(self, batch: BatchGradients, precise: torch.dtype) -> None:
-        self.batch = batch
-        self.A = WeightedGram(batch.H, batch.g_q)
-        self.a = (batch.H.T @ batch.g_s).to(precise)
+        self.batch, self.precise = batch, precise
         self.R = target_rows(batch.H, batch.g_c, batch.positions, len(batch.classes))
-        self.R_c = selected(self.R, batch.positions)
+
+    @cached_property
+    def A(self) -> WeightedGram:
+        return WeightedGram(self.batch.H, self.batch.g_q)
+
+    @cached_property
+    def a(self) -> Tensor:
+        return (self.batch.H.T @ self.batch.g_s).to(self.precise)
+
+    @cached_property
+    def R_c(self) -> Tensor:
+        return selected(self.R, self.batch.positions)
 
     @cached_property
     def H_norm(self) -> float:
@@ -114,7 +124,9 @@ class HeadStep:
         self._update_Q()
         self.head.steps += 1
         self.head.changed()
-        if len(self.head.U.past) >= transform.MAX_FRAMES:
+        # A sharded head of few classes: B may amplify the errors of Q and w, where the target rows cancel most of its effect.
+        amplified = self.head.has_few_classes and self.rate / self.decay * self.terms.A.norm > 2
+        if amplified or len(self.head.U.past) >= transform.MAX_FRAMES:
             self.head.refactor()
 
     def _update_U(self) -> None:
@@ -162,8 +174,8 @@ class SmallHeadStep:
     def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: _BatchTerms) -> None:
         self.head, self.terms = span.head, terms
         assert gradients.grad_O is not None
-        self.grad_W = gradients.grad_O.T @ terms.batch.H
-        self.grad_W.index_add_(0, terms.batch.classes[mine] - span.start, terms.R[mine])
+        self.grad_W = gradients.grad_O.T @ terms.batch.H.to(gradients.grad_O.dtype)
+        self.grad_W.index_add_(0, terms.batch.classes[mine] - span.start, terms.R[mine].to(self.grad_W.dtype))
         self.rate, self.decay = 0.0, 1.0
 
     @cached_property
@@ -176,9 +188,30 @@ class SmallHeadStep:
         self.rate, self.decay = rate, decay
         norm = float(torch.linalg.vector_norm(self.head.V)) + rate * float(torch.linalg.vector_norm(self.grad_W))
         _check_finite(norm**2, rate, self.grad_W.dtype, self.terms.batch)
+        self.W = self.head.V.mul(decay).sub_(self.grad_W, alpha=rate)
+        self.other = self._other_weights()
+
+    def _other_weights(self) -> Tensor | None:
+        """The weights that began near to these ones, after the step. Raises if they have parted."""
+        head, nearby = self.head, self.head.nearby
+        if nearby is None or nearby.W.grad is None:  # a loss of the user's own, perhaps, that does not know of them
+            head.nearby = None
+            return None
+        other = nearby.stepped(head.remaining_factor(), self.rate, self.decay)
+        growth = have_parted(self.W, other)
+        if growth is None:
+            return other
+        head.nearby = None
+        raise FloatingPointError(
+            f"training {head.num_classes} classes at lr={self.rate:g} is chaotic: a difference in the last bit of the weights "
+            f"has grown {growth:.0e} times within {nearby.steps + 1} steps, so that rounding alone decides where they go. This "
+            "step has not changed the head; lower the learning rate"
+        )
 
     def write(self) -> None:
-        self.head.V.mul_(self.decay).sub_(self.grad_W, alpha=self.rate)
+        self.head.V.copy_(self.W)
+        if self.other is not None and self.head.nearby is not None:
+            self.head.nearby.set_(self.other)
         self.head.steps += 1
         self.head.changed()
 
