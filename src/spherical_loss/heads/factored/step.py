@@ -186,8 +186,8 @@ class SmallHeadStep:
     def prepare(self, rate: float, decay: float) -> None:
         """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite."""
         self.rate, self.decay = rate, decay
-        norm = float(torch.linalg.vector_norm(self.head.V)) + rate * float(torch.linalg.vector_norm(self.grad_W))
-        _check_finite(norm**2, rate, self.grad_W.dtype, self.terms.batch)
+        norm = float(torch.linalg.vector_norm(self.head.V) + rate * torch.linalg.vector_norm(self.grad_W))
+        _check_finite(norm * norm, rate, self.head.dtype, self.terms.batch)
         self.W = self.head.V.mul(decay).sub_(self.grad_W, alpha=rate)
         self.other = self._other_weights()
 
