@@ -253,6 +253,8 @@ def check_batch(
             f"target and target_weight have shapes {tuple(target.shape)} and {tuple(target_weight.shape)}, but hidden of "
             f"shape {tuple(hidden.shape)} needs both to be {(*batch, 'K')}"
         )
+    if target_weight is not None and target.shape[-1] == 0:
+        raise ValueError(f"target has shape {tuple(target.shape)}: an example needs one target at least")
     if target.device.type == "cpu" and target.numel() and not torch.compiler.is_compiling():
         least, largest = target.aminmax()  # only on the CPU: reading values would wait for another device
         if least < 0 or largest >= num_classes:

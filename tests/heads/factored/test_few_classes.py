@@ -151,3 +151,21 @@ def test_copied_and_saved_with_what_it_watches():
         train(one, range(200, 210))
     assert torch.equal(other.V, head.V)
     assert torch.equal(third.V, head.V)
+
+
+@pytest.mark.parametrize("D", [40, 400])
+@pytest.mark.parametrize("lr", [1e20, 1e200])
+def test_rates_beyond_the_dtype(D, lr):
+    head = FactoredHead(6, D)
+    before = head.weight
+    sl.TaylorSoftmaxLoss()(head(torch.rand(4, 6), torch.arange(4))).backward()
+    with pytest.raises(FloatingPointError, match=f"lr={lr:g} would make".replace("+", r"\+")):
+        FactoredSGD(head, lr).step()
+    assert torch.equal(head.weight, before)
+
+
+@pytest.mark.parametrize("Head", [sl.DenseHead, sl.GramHead, FactoredHead, sl.TieredHead])
+def test_no_target_at_all_for_a_head(Head):
+    nothing = torch.zeros(3, 0)
+    with pytest.raises(ValueError, match=r"shape \(3, 0\): an example needs one target"):
+        Head(6, 40)(torch.rand(3, 6), nothing.long(), nothing)

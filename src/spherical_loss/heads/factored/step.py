@@ -99,6 +99,7 @@ class HeadStep:
     def prepare(self, rate: float, decay: float) -> None:
         """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite, or B has no inverse."""
         self.rate, self.decay = rate, decay
+        _check_finite(rate / decay, rate, self.Z.dtype, self.terms.batch)
         self.X = self.gradients.grad_H.sub(self.Z, alpha=rate / (2 * decay))
         norm = rate / decay * self.terms.A.norm
         # Bounds of the largest entry of Q, and of its change.
