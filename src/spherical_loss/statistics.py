@@ -11,6 +11,7 @@ that cancellations such as ``q - s^2 / D`` keep their digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -190,8 +191,10 @@ def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Te
     target = target.unsqueeze(1)
     # The terms of the target cancel where the loss is small, so they are summed before they are rounded.
     at_target = g_s + 2 * g_q * o.gather(1, target).squeeze(1) + g_c
-    scratch = _scratch(o, widened(o.dtype)) if o.dtype != widened(o.dtype) else None
-    g_s, slope = g_s.unsqueeze(1).to(widened(o.dtype)), (2 * g_q).unsqueeze(1).to(widened(o.dtype))
+    slope = 2 * g_q
+    dtype = slope.dtype if o.device.type == "cpu" and _underflows(slope, widened(o.dtype)) else widened(o.dtype)
+    scratch = _scratch(o, dtype) if o.dtype != dtype else None
+    g_s, slope = g_s.unsqueeze(1).to(dtype), slope.unsqueeze(1).to(dtype)
     for n, m in _blocks(o):
         block, into = o[n, :, m], out[n, :, m]
         wide = into if scratch is None else scratch[: block.numel()].view(block.shape)
@@ -199,6 +202,14 @@ def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Te
         if wide is not into:
             into.copy_(wide)
     return out.scatter_(1, target, at_target.unsqueeze(1).to(o.dtype))
+
+
+def _underflows(slope: Tensor, dtype: torch.dtype) -> bool:
+    """Whether digits of the slope are lost in ``dtype``: it falls with the square of the outputs, 1e-40 for those of 1e19."""
+    tiny = torch.finfo(dtype).tiny
+    if slope.numel() == 0 or float(torch.linalg.vector_norm(slope, -math.inf)) >= tiny:  # nearly always, in one call
+        return False
+    return bool(((slope.abs() < tiny) & (slope != 0)).any())
 
 
 def _fold(batch: int, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:

@@ -358,6 +358,21 @@ def test_float32_outputs_of_1e19(name, D):
         torch.testing.assert_close(grad.double(), right, rtol=0, atol=1e-6 * float(right.abs().max()))
 
 
+@pytest.mark.parametrize("name", ["taylor-kernel", "spherical-kernel", "quadratic", "z"])
+@pytest.mark.parametrize("scale", [1e18, 1e19, 1e20, 1e25])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_gradients_of_large_float32_outputs(name, scale, overwrite):
+    """Those of other classes than the target are much smaller than its own, and their slope falls with the outputs' square."""
+    case = CASES[name]
+    o, classes = data(100, 1000, dtype=torch.float32)
+    o *= scale
+    x, exact = o.clone().requires_grad_(), o.double().requires_grad_()
+    case.make(overwrite_logits=overwrite)(1 * x, classes).backward()
+    expected(case.oracle, exact, classes).backward()
+    grad, right = (g.double().scatter(1, classes.unsqueeze(1), 0.0) for g in (x.grad, exact.grad))
+    assert ((grad - right).abs().amax(1) <= 1e-5 * right.abs().amax(1)).all()
+
+
 @pytest.mark.parametrize("name", ["taylor", "spherical", "quadratic"])
 @pytest.mark.parametrize("D", [50, 10_000])
 def test_float32_outputs_of_1e19_that_cannot_be_looked_at(name, D):

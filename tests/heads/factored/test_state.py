@@ -86,6 +86,28 @@ def test_another_form_of_the_same_weights_before_the_step(tmp_path, how, after):
     torch.testing.assert_close(heads[0].weight, heads[1].weight, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(("D", "dtype"), [(40, torch.float32), (40, torch.float64), (5, torch.float32)])
+def test_a_copy_between_backward_and_step_takes_the_same_step(D, dtype):
+    torch.manual_seed(0)
+    head = FactoredHead(6, D).to(dtype)
+    hidden, target, _ = random_batch(16, 6, D, seed=0)
+    sl.TaylorSoftmaxLoss()(head(hidden, target)).backward()
+    copied = copy.deepcopy(head)
+    for h in (head, copied):
+        FactoredSGD(h, lr=1.0).step()
+    assert torch.equal(head.weight, copied.weight)
+
+
+def test_gradients_in_another_dtype_are_refused():
+    head = FactoredHead(6, 40)
+    hidden, target, _ = random_batch(16, 6, 40, seed=0)
+    sl.TaylorSoftmaxLoss()(head(hidden.float(), target)).backward()
+    before = head.double().weight
+    with pytest.raises(RuntimeError, match="found no gradient"):
+        FactoredSGD(head, lr=1.0).step()
+    assert torch.equal(head.weight, before)
+
+
 def test_gradients_of_weights_that_were_replaced_are_refused():
     head, loss = FactoredHead(6, 40), sl.TaylorSoftmaxLoss()
     optimizer = FactoredSGD(head, lr=1.0)

@@ -383,6 +383,7 @@ class FactoredHead(GradientKeeper):
         if dtype != self.V.dtype:
             self._change_dtype(dtype)
             self.refactor()  # Q and w belong to the rounded V
+            self._edited()
         return self
 
     def _kept_dtype(self, precise: torch.dtype) -> torch.dtype:

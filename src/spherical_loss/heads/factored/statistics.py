@@ -108,6 +108,7 @@ class FactoredStatistics(torch.autograd.Function):
                     heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
             grad_H = _sum([head.grad_H for head in heads])[:, : reader.in_features]
         if reader.training:
+            q = q.detach()  # an output of the forward pass has a graph, if it was not converted
             reader.keep(BatchGradients(X, q, g_s, g_q, g_c, classes, positions, heads, ctx.version))
         # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
         return grad_H.to(ctx.dtype, copy=True), None, None, None
