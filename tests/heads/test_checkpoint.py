@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
+import math
+import operator
 import os
 import pickle
 import shutil
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from spherical_loss import FactoredHead, files
-from spherical_loss.files import DamagedFileError
+from spherical_loss import FactoredHead, TieredHead, files
+from spherical_loss.files import DamagedFileError, load_json, save_json
 from spherical_loss.heads import checkpoint
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 
@@ -89,6 +95,60 @@ def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "executed").exists()
     pickle.loads(pickle.dumps(crafted))
     assert (tmp_path / "executed").exists()
+
+
+ANYTHING = (None, True, -1, 1.5, math.inf, 10**30, "x", [], {}, [1, 2], [[1]], ["6", "1", "400"], [None] * 3, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: FactoredHead(d, D), lambda: TieredHead(d, D, cuts=(10,), kinds=("dense", "factored"))]
+)
+def test_a_manifest_with_anything_in_it_is_a_message(tmp_path: Path, make: Callable[[], FactoredHead | TieredHead]) -> None:
+    """Its checksum is right, but it was not written by this version: values are missing, or of any kind."""
+    head, whole, folder = make(), make(), tmp_path / "saved"
+    save_checkpoint(whole, folder)
+    manifest, before = load_json(folder / checkpoint.MANIFEST), copy.deepcopy(head.state_dict())
+    for place, key in places(manifest):
+        for value in ("missing", *ANYTHING):
+            changed = copy.deepcopy(manifest)
+            inside = functools.reduce(lambda part, k: part[k], place, changed)
+            inside.pop(key) if value == "missing" else operator.setitem(inside, key, value)
+            save_json(changed, folder / checkpoint.MANIFEST)
+            try:
+                load_checkpoint(head, folder)
+            except (ValueError, OSError):
+                assert all(torch.equal(x, before[name]) for name, x in head.state_dict().items())
+            else:  # such as another number of steps
+                assert torch.equal(head.weight, whole.weight)
+                head.load_state_dict(before)
+
+
+def places(part: Any, *place: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """All values of nested dicts and lists: where each is, and its key."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        yield place, key
+        if isinstance(value, dict | list):
+            yield from places(value, *place, key)
+
+
+def test_rows_that_are_named_twice_are_not_all_rows(tmp_path: Path) -> None:
+    save_checkpoint(FactoredHead(d, D), tmp_path)
+    manifest = load_json(tmp_path / checkpoint.MANIFEST)
+    half = FactoredHead(d, D // 2)
+    rows = {"start": 0, "stop": D // 2, **checkpoint._write({"V": half.V}, tmp_path, "rows")}
+    save_json({**manifest, "rows": [rows, rows]}, tmp_path / checkpoint.MANIFEST)
+    with pytest.raises(DamagedFileError, match=f"does not name all of the {D} rows"):
+        load_checkpoint(FactoredHead(d, D), tmp_path)
+
+
+def test_an_order_that_is_none(tmp_path: Path) -> None:
+    head = TieredHead(d, D, cuts=(10,))
+    save_checkpoint(head, tmp_path)
+    manifest = load_json(tmp_path / checkpoint.MANIFEST)
+    for order in (torch.zeros(D, dtype=torch.long), torch.arange(D) + 1):
+        save_json({**manifest, "order": checkpoint._write({"order": order}, tmp_path, "order")}, tmp_path / checkpoint.MANIFEST)
+        with pytest.raises(DamagedFileError, match=f"is no order of {D} classes"):
+            load_checkpoint(head, tmp_path)
 
 
 def test_killed_while_saving_the_checkpoint_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,10 @@ MANIFEST = "head.json"
 OURS = ("rows-*.pt*", "small-*.pt*", "order-*.pt*", "tier*-*.pt*")  # files that a later checkpoint replaces
 KINDS = (OSError, FileNotFoundError, ValueError, DamagedFileError)  # of errors that all ranks raise if one does
 
+# What a manifest holds: the types of values, [x] for any number of x, (x, y) for x or y.
+FILE = {"file": str, "sha256": str}
+FACTORED = {"layout": [int], "steps": int, "rows": [{"start": int, "stop": int, **FILE}], "small": FILE}
+TIERED = {"layout": [int], "frequencies": [float], "tiers": [(FACTORED, FILE)], "order": FILE}
 
 AnyFactored = FactoredHead | TieredHead
 
@@ -103,9 +109,13 @@ def load_checkpoint(head: AnyFactored, folder: str | Path) -> None:
         if isinstance(head, FactoredHead):
             writes.append(_read_factored(head, folder, manifest))
             return
+        if not len(manifest["tiers"]) == len(manifest["frequencies"]) == len(head.ranges):
+            raise DamagedFileError(f"{folder / MANIFEST} does not name all of the {len(head.ranges)} tiers")
         for (tier, _, _), part in zip(head.ranges, manifest["tiers"], strict=True):
             writes.append(_read_tier(tier, folder, part))
         order = _read(folder, manifest["order"], {"order": (head.num_classes,)})["order"]
+        if not torch.equal(order.sort().values, torch.arange(head.num_classes)):
+            raise DamagedFileError(f"{folder / manifest['order']['file']} is no order of {head.num_classes} classes")
         writes.append(lambda: head.loaded(order, manifest["frequencies"]))
 
     _on_all_ranks(head, read)
@@ -119,12 +129,13 @@ def _read_factored(head: FactoredHead, folder: Path, manifest: dict[str, Any]) -
     head.check_layout(manifest["layout"])
     small = _read(folder, manifest["small"], {"Q": (columns, columns), "w": (columns,)})
     rows = []
-    for part in manifest["rows"]:
+    for part in sorted(manifest["rows"], key=itemgetter("start")):
         start, stop = max(part["start"], shard.start), min(part["stop"], shard.stop)
         if start < stop:
             V = _read(folder, part, {"V": (part["stop"] - part["start"], columns)})["V"]
             rows.append((start - shard.start, V[start - part["start"] : stop - part["start"]]))
-    if sum(len(V) for _, V in rows) != len(shard):
+    ends = [0, *accumulate(len(V) for _, V in rows)]
+    if [start for start, _ in rows] != ends[:-1] or ends[-1] != len(shard):
         raise DamagedFileError(f"{folder / MANIFEST} does not name all of the {head.num_classes} rows")
 
     def write() -> None:
@@ -173,7 +184,10 @@ def _read(folder: Path, part: dict[str, Any], shapes: dict[str, tuple[int, ...]]
     """Tensors of these shapes; they stay in the file until they are used."""
     path = folder / Path(part["file"]).name
     state = load(path, part["sha256"], mmap=True)
-    if not isinstance(state, dict) or {name: tuple(getattr(x, "shape", ())) for name, x in state.items()} != shapes:
+    dense = isinstance(state, dict) and all(
+        isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta for x in state.values()
+    )
+    if not dense or {name: tuple(x.shape) for name, x in state.items()} != shapes:
         raise DamagedFileError(f"{path} does not hold tensors of the shapes {shapes}")
     return state
 
@@ -189,7 +203,21 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"there is no checkpoint at {folder} (it has no {MANIFEST}): give the folder of a save_checkpoint"
         )
-    return load_json(path)
+    manifest = load_json(path)
+    if not _is(TIERED if "tiers" in manifest else FACTORED, manifest):
+        raise DamagedFileError(f"{path} does not describe the checkpoint of a head: it has the keys {', '.join(manifest)}")
+    return manifest
+
+
+def _is(kind: Any, value: Any) -> bool:
+    """Whether a value of a manifest is of the kind: a type, or a composition of types as in ``FACTORED``."""
+    if isinstance(kind, tuple):
+        return any(_is(one, value) for one in kind)
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is(kind[0], x) for x in value)
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(name in value and _is(of, value[name]) for name, of in kind.items())
+    return isinstance(value, kind)
 
 
 def _on_all_ranks(head: AnyFactored, call: Callable[[], Any]) -> list[Any]:

@@ -420,10 +420,9 @@ class FactoredHead(GradientKeeper):
         """Raise a ``ValueError`` if the saved head is of another layout than this one."""
         found = tuple(int(x) for x in saved)
         if found != self.layout():
-            names = "in_features={}, bias={:d}, num_classes={}"
-            raise ValueError(
-                f"a head with {names.format(*found)} was saved, but this one has {names.format(*self.layout())}: make it alike"
-            )
+            names = ("in_features", "bias", "num_classes")
+            theirs, ours = (", ".join(map("{}={}".format, names, x)) for x in (found, self.layout()))
+            raise ValueError(f"a head with {theirs} was saved, but this one has {ours}: make it alike")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if (extra := state_dict.get(prefix + "_extra_state")) is not None:

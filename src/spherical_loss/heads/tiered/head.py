@@ -245,7 +245,9 @@ class TieredHead(GradientKeeper):
         found = [int(x) for x in saved]
         if found != self.layout():
             names = "in_features={}, bias={}, num_classes={} and cuts={}"
-            theirs, ours = (names.format(*x[:2], x[-1], tuple(x[2:-1])) for x in (found, self.layout()))
+            theirs, ours = (
+                names.format(*x[:2], x[-1], tuple(x[2:-1])) if len(x) > 2 else f"the layout {x}" for x in (found, self.layout())
+            )
             raise ValueError(f"a head with {theirs} was saved, but this one has {ours}: make it alike")
 
     def loaded(self, order: Tensor, frequencies: Sequence[float]) -> None:
