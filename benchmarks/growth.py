@@ -75,7 +75,8 @@ def plot(axes: Any, rows: list[Row], name: str, label: str, color: str) -> None:
     from spherical_loss.experiments.report.any_page import plain_log_ticks
 
     found = [(row["D" if name == "dense" else name], 1e3 * row["seconds"][0]) for row in rows if row["sweep"] == name]
-    axes.loglog(*zip(*found, strict=True), "o-", color=color, label=label)
-    plain_log_ticks(axes)
+    values, times = zip(*found, strict=True)
+    axes.loglog(values, times, "o-", color=color, label=label)
+    plain_log_ticks(axes, values)
     axes.grid(visible=True)
     axes.legend(loc="upper left" if name in ("N", "d") else "center right")  # where no line is

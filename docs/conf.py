@@ -39,16 +39,28 @@ nitpick_ignore_regex = [(r"py:.*", rf"(?!{spherical_loss.__name__}).*|.*\.AnyHea
 THIN_SPACE = '<mspace width="0.17em"/>'
 BEFORE_FUNCTION = re.compile(r"(</(?:mi|mn|msub|msup|mfrac|mrow)>)(?=\s*<mi[^>]*>\w\w+</mi>\s*<mo>&ApplyFunction;)")
 AFTER_FUNCTION = re.compile(r"<mo>&ApplyFunction;</mo>(?!\s*(<mrow>\s*)?<mo[^>]*>\()")
+# Browsers take Unicode's mathematical letters for these, which systems without a mathematical font lack; see site.css.
+LETTER = re.compile(r"<mi[^>]*>([\w∂])</mi>")
+BAR = '<mo stretchy="false" lspace="0" rspace="0">|</mo>'
+PLAIN = {
+    "<mn>\N{MATHEMATICAL BOLD DIGIT ONE}</mn>": '<mn class="bold">1</mn>',
+    "<mi>\N{DOWN TACK}</mi>": '<mi mathvariant="normal">T</mi>',
+    "<mo>‖</mo>": f"<mrow>{BAR}{BAR}</mrow>",
+}
 
 
 def mathml(node: nodes.Element, as_block: bool) -> str:
-    """A formula, with the spaces that TeX leaves around the names of functions, and bars of a norm as high as letters."""
+    """A formula, with the spaces that TeX leaves around the names of functions, in characters that every font has."""
     try:
-        formula = tex2mathml(node.astext(), as_block=as_block).replace("<mo>‖</mo>", '<mo stretchy="false">‖</mo>')
+        formula = tex2mathml(node.astext(), as_block=as_block)
     except MathError as error:
         logging.getLogger(__name__).warning("formula %r: %s", node.astext(), error, location=node)
         return ""
-    return AFTER_FUNCTION.sub(THIN_SPACE, BEFORE_FUNCTION.sub(rf"\1{THIN_SPACE}", formula))
+    formula = AFTER_FUNCTION.sub(THIN_SPACE, BEFORE_FUNCTION.sub(rf"\1{THIN_SPACE}", formula))
+    formula = LETTER.sub(r'<mi class="letter">\1</mi>', formula)
+    for rare, plain in PLAIN.items():
+        formula = formula.replace(rare, plain)
+    return formula
 
 
 def inline_math(writer: HTML5Translator, node: nodes.math) -> None:

@@ -16,6 +16,7 @@ from sphinx.util.inventory import InventoryFile
 import spherical_loss
 from spherical_loss.experiments import cli
 from spherical_loss.heads import checkpoint
+from tests.experiments.report.browser import chromium
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -160,3 +161,38 @@ def test_the_reference_has_every_public_name(site):
     wanted |= {"sklearn.SphericalClassifier", "processes.process_group", "processes.end"}
     # A head is documented in its own module, and reached through the package, too.
     assert not {name for name in wanted if not {f"spherical_loss.{name}", f"spherical_loss.heads.{name}"} & documented}
+
+
+TROUBLES = {
+    "wider than the page": "document.documentElement.scrollWidth > innerWidth ? [document.documentElement.scrollWidth] : []",
+    "code that is cut off": """[...document.querySelectorAll('pre')].filter(x => x.scrollWidth > x.clientWidth)
+        .map(x => x.textContent)""",
+    # Of 10 points on paper, 7 pixels remain.
+    "small pictures": """[...document.querySelectorAll('article img')].filter(x => x.clientWidth < 0.53 * x.naturalWidth)
+        .map(x => x.src)""",
+    # Browsers take Unicode's mathematical letters, which only mathematical fonts have, unless told otherwise.
+    "rare letters": """[...document.querySelectorAll('mi')].filter(x => /^[\\w∂]$/.test(x.textContent))
+        .filter(x => getComputedStyle(x).textTransform != 'none' && !x.hasAttribute('mathvariant')).map(x => x.textContent)""",
+    "shortened names": """[...document.querySelectorAll('mi')].filter(x => x.textContent.length > 1).filter(x => {
+        const range = document.createRange();
+        range.selectNodeContents(x);
+        return range.getBoundingClientRect().width < 0.3 * x.textContent.length * parseFloat(getComputedStyle(x).fontSize);
+    }).map(x => x.textContent)""",
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_site_in_a_browser(site, scheme):
+    """On a phone and on a laptop: no page is wider, no code is cut off, pictures and formulas can be read."""
+    found = []
+    with chromium() as browser:
+        page = browser.new_context(viewport={"width": 400, "height": 900}, color_scheme=scheme).new_page()
+        page.set_default_timeout(120_000)
+        for path in sorted(site.rglob("*.html")):
+            page.goto(path.as_uri())
+            for width in (1280, 400):
+                page.set_viewport_size({"width": width, "height": 900})
+                if width == 400 and page.locator("math").count():
+                    page.screenshot(full_page=True)  # which lays it out once more
+                found += [(path.stem, width, name, what) for name, js in TROUBLES.items() if (what := page.evaluate(js))]
+    assert not found

@@ -76,8 +76,9 @@ def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:
     """Perplexity and top-10 error against the seconds of training, a row per vocabulary; bands are the range of the seeds."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(11, 4.6 * len(parts)), layout="constrained")
+    figure = Figure(figsize=(7, 3.3 * len(parts) + 0.5), layout=ConstrainedLayoutEngine(hspace=0.08))
     for part, pair in zip(parts.values(), figure.subplots(len(parts), 2, squeeze=False), strict=True):
         for axes, (metric, label, factor) in zip(
             pair, (("perplexity", "test perplexity", 1), ("top10", "test top-10 error (%)", 100)), strict=True
@@ -90,7 +91,7 @@ def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:
             axes.set_xticks(ticks, [str(tick) for tick in ticks])
             axes.minorticks_off()
             axes.grid(alpha=0.3)
-        pair[1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
+    figure.legend(*pair[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same figures, the same file
         figure.savefig(path, metadata={"Date": None})
 

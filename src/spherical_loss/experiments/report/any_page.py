@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ def write(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def plain_log_ticks(axes: Axes) -> None:
-    """Powers of ten in words instead of exponents, and nothing between them."""
+def plain_log_ticks(axes: Axes, measured: Sequence[float]) -> None:
+    """Numbers instead of exponents: those measured along x; along y powers of ten, and where these are few, 2 and 5."""
+    low, high = axes.get_ylim()
+    axes.set_xticks(measured)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda x, _: power_text(x)))
 

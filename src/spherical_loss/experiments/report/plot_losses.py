@@ -50,7 +50,7 @@ def draw(path: Path) -> None:
     """Write the picture; the same bytes every time."""
     o_c = torch.linspace(-6.0, 6.0, 601, dtype=torch.float64)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 4.3))
+        figure = Figure(figsize=(6.6, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         for label, (loss, colour, line) in LOSSES.items():
             values, slopes = curve(loss, o_c)
@@ -59,11 +59,10 @@ def draw(path: Path) -> None:
         left.set(title="loss", ylim=(-0.2, 7.5))
         right.set(title="gradient in the target's output", ylim=(-3.2, 3.2))
         for axes in (left, right):
-            axes.set(xlim=(-6, 6), xlabel="output of the target, $o_c$ (the other nine from $-1$ to $1$)")
+            axes.set(xlim=(-6, 6), xlabel="output of the target, $o_c$\n(the other nine from $-1$ to $1$)")
             axes.axhline(0, color=GREY, linewidth=0.6)
             axes.axvline(0, color=GREY, linewidth=0.6)
-        figure.legend(loc="lower center", ncols=3, columnspacing=3)
-        figure.tight_layout(rect=(0, 0.17, 1, 1))
+        figure.legend(loc="outside lower center", ncols=2, columnspacing=3)
         write(figure, path)
 
 
