@@ -226,6 +226,8 @@ class SphericalLoss(Loss):
                 raise ValueError("a class weight needs the targets, and these Statistics have target=None")
             target = torch.zeros(o_c.shape, dtype=torch.long, device=o_c.device)
         counted = (target >= 0) & (target != self.ignore_index)
+        if self.weight is None and target_weight is None and _all_count(counted):
+            return _logits.reduced(self.each(statistics), None, self.reduction).to(dtype)
         classes = torch.where(counted, target, 0)
         losses = self.each(statistics, counted)
         if target_weight is None:
@@ -254,6 +256,17 @@ class SphericalLoss(Loss):
             return found
         nearby = losses(*statistics.nearby)
         return found + (nearby - nearby.detach())  # its gradient, and nothing of its value
+
+
+def _all_count(counted: Tensor) -> bool:
+    """Whether all are counted, as far as that can be seen: not in a graph, which other batches use, nor by waiting for a
+    device."""
+    if counted.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return False
+    try:
+        return bool(counted.all())
+    except RuntimeError:  # under vmap
+        return False
 
 
 def _guarded(losses: Tensor) -> Tensor:

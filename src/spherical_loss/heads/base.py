@@ -104,10 +104,11 @@ class Head(nn.Module, ABC):
 
         With ``target_weight``, both are ``(..., K)``: K classes per example, whose losses are added with these weights.
         """
-        check_batch(hidden, target, target_weight, self.in_features, self.num_classes, self.ignore_index)
+        all_count = check_batch(hidden, target, target_weight, self.in_features, self.num_classes, self.ignore_index)
         target = target.long()
-        marked = torch.where(target == self.ignore_index, -1, target)
-        classes = marked.clamp_min(0).reshape(-1, 1 if target_weight is None else target.shape[-1])
+        marked = target if all_count else torch.where(target == self.ignore_index, -1, target)
+        in_range = marked if all_count else marked.clamp_min(0)
+        classes = in_range.reshape(-1, 1 if target_weight is None else target.shape[-1])
         found = self.of_classes(hidden.reshape(-1, self.in_features), classes)
         batch = hidden.shape[:-1]
 
@@ -233,8 +234,11 @@ class Head(nn.Module, ABC):
 
 def check_batch(
     hidden: Tensor, target: Tensor, target_weight: Tensor | None, in_features: int, num_classes: int, ignore_index: int
-) -> None:
-    """Raise an error that says what is wrong with the shapes, dtypes or classes of a batch."""
+) -> bool:
+    """Raise an error that says what is wrong with the shapes, dtypes or classes of a batch.
+
+    Returns whether all targets count: False if one is ignored, and where that cannot be seen without waiting for the device.
+    """
     if hidden.dim() == 0 or hidden.shape[-1] != in_features:
         raise ValueError(f"hidden has shape {tuple(hidden.shape)}, but must end in in_features={in_features}")
     if not hidden.is_floating_point():
@@ -255,12 +259,15 @@ def check_batch(
         )
     if target_weight is not None and target.shape[-1] == 0:
         raise ValueError(f"target has shape {tuple(target.shape)}: an example needs one target at least")
-    if target.device.type == "cpu" and target.numel() and not torch.compiler.is_compiling():
-        least, largest = target.aminmax()  # only on the CPU: reading values would wait for another device
-        if least < 0 or largest >= num_classes:
-            bad = ((target < 0) | (target >= num_classes)) & (target != ignore_index)
-            if bad.any():
-                raise IndexError(out_of_range(target, num_classes, ignore_index, "the outputs of this head"))
+    if target.device.type != "cpu" or target.numel() == 0 or torch.compiler.is_compiling():
+        return False
+    least, largest = (int(x) for x in target.aminmax())
+    if least >= 0 and largest < num_classes:
+        return not 0 <= ignore_index < num_classes and not in_graph()
+    bad = ((target < 0) | (target >= num_classes)) & (target != ignore_index)
+    if bad.any():
+        raise IndexError(out_of_range(target, num_classes, ignore_index, "the outputs of this head"))
+    return False
 
 
 def in_graph() -> bool:
@@ -297,6 +304,16 @@ def selected(rows: Tensor, index: Tensor) -> Tensor:
 def weighted_sum(g: Tensor, rows: Tensor) -> Tensor:
     """``sum_k g_nk rows_nk``, (N, d); one target per example is by far the most common case."""
     return g * rows.squeeze(1) if g.shape[1] == 1 else torch.einsum("nk,nkd->nd", g, rows)
+
+
+def summed(tensors: list[Tensor]) -> Tensor:
+    """Their sum; a single one is not copied."""
+    if len(tensors) == 1:
+        return tensors[0]
+    total = tensors[0] + tensors[1]
+    for x in tensors[2:]:
+        total += x
+    return total
 
 
 def he_std(in_features: int) -> float:

@@ -106,11 +106,11 @@ class LikelihoodLayer(nn.Module, ABC):
         return hidden.reshape(-1, self.in_features)
 
     def _of_targets(self, hidden: Tensor, target: Tensor, exact: bool) -> Tensor:
-        check_batch(hidden, target, None, self.in_features, self.n_classes, self.ignore_index)
+        all_count = check_batch(hidden, target, None, self.in_features, self.n_classes, self.ignore_index)
         log_prob = self.target_log_prob if exact else self.training_log_prob
         H, classes = hidden.reshape(-1, self.in_features), target.reshape(-1).long()
-        counted = classes != self.ignore_index
-        if counted.all():
+        counted = None if all_count else classes != self.ignore_index
+        if counted is None or counted.all():
             return log_prob(H, classes).reshape(target.shape)
         kept = counted.nonzero().squeeze(1)
         found = log_prob(H.index_select(0, kept), classes[kept])

@@ -52,4 +52,4 @@ def along(X: Tensor, u: Tensor, alpha: Tensor) -> Split:
 def without_rounding(q: Tensor, D: int) -> Tensor:
     """``q`` of D outputs that are all 0 may be slightly negative in floating point: then it is 0. A q far below 0 has lost all
     of its digits, and stays as it is: a step refuses it."""
-    return q.masked_fill((q < 0) & (q > -NO_MORE_THAN_ROUNDING * D), 0.0)
+    return torch.where(q > -NO_MORE_THAN_ROUNDING * D, q.clamp_min(0), q)

@@ -44,7 +44,7 @@ class Accumulator(nn.Module):
 
     def times_vector(self, v: Tensor) -> Tensor:
         """``M v``, as precise as M is kept."""
-        changes = self.recent @ v + self.recent.T @ v
+        changes = torch.addmv(self.recent @ v, self.recent.T, v)
         return torch.addmv(changes.to(self.base.dtype), self.base, v.to(self.base.dtype), beta=-1)
 
     def set_(self, matrix: Tensor) -> None:

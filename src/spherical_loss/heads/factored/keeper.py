@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.base import Head
+from spherical_loss.heads.base import Head, summed
 from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.shard import Shard
 from spherical_loss.statistics import Statistics
@@ -50,7 +50,7 @@ class GradientKeeper(Head):
     def keep(self, batch: BatchGradients) -> None:
         """Keep the gradients of a backward pass."""
         self.gradients.append(batch)
-        finite = 1 + 0 * torch.stack([part.grad_H.sum() for part in batch.heads]).sum().reshape(1)
+        finite = 1 + 0 * summed([part.grad_H.sum() for part in batch.heads]).reshape(1)
         if self.shard.group is not None:  # GradScaler skips a step in this process alone: all must find the same
             finite += 0 if self.shard.everywhere(bool(finite.isfinite()), finite, backward=True) else math.nan
         if self.factor.device != finite.device or self.factor.dtype != finite.dtype:

@@ -71,6 +71,9 @@ class FactoredSGD(HeadSGD):
         options = {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
         super().__init__(head, [{"params": [head.factor]}], options)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.head.forget()  # all there is: torch's own would look for gradients of parameters
+
     @torch.no_grad()
     def grad_norm(self) -> Tensor:
         """The norm of the dense gradient of weights and bias, exactly: for clipping together with the trunk's."""

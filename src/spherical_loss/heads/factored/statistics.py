@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from spherical_loss.heads.base import full_precision, selected, weighted_sum
+from spherical_loss.heads.base import full_precision, selected, summed, weighted_sum
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
 from spherical_loss.heads.split import split, without_rounding
 from spherical_loss.statistics import statistics_dtype
@@ -72,7 +72,7 @@ class FactoredStatistics(torch.autograd.Function):
             s, q, products = sums(X, [head for head, _ in spans])
             current, W_rows = [], []
             for (head, start), mine in zip(spans, slices, strict=True):
-                rows, dense = head.read(unique[mine] - start)
+                rows, dense = head.read(local(unique, mine, start))
                 current.append(rows)
                 W_rows.append(dense)
             W_c = selected(_assembled(W_rows, slices, len(unique)).to(dtype), positions)
@@ -106,12 +106,22 @@ class FactoredStatistics(torch.autograd.Function):
                 else:
                     grad_H = torch.addcmul(P, product, slope).addr_(g_s, head.w.to(X.dtype))
                     heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
-            grad_H = _sum([head.grad_H for head in heads])[:, : reader.in_features]
+            grad_H = summed([head.grad_H for head in heads])[:, : reader.in_features]
         if reader.training:
             q = q.detach()  # an output of the forward pass has a graph, if it was not converted
             reader.keep(BatchGradients(X, q, g_s, g_q, g_c, classes, positions, heads, ctx.version))
         # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
         return grad_H.to(ctx.dtype, copy=True), None, None, None
+
+
+def local(classes: Tensor, mine: slice, start: int) -> Tensor:
+    """The classes of one head as it counts them."""
+    return part(classes, mine) if start == 0 else classes[mine] - start
+
+
+def part(rows: Tensor, mine: slice) -> Tensor:
+    """The rows of one head."""
+    return rows if mine == slice(0, len(rows)) else rows[mine]
 
 
 def own(g_c: Tensor, positions: Tensor, mine: slice, n: int) -> Tensor:
@@ -134,7 +144,7 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
         Qu = [heads[i].Q.times_vector(u) for i in large]
         for i, Qu_i in zip(large, Qu, strict=True):
             products[i] = (R @ heads[i].Q.value).addr_(alpha, Qu_i.to(X.dtype))
-        w_all, Qu_all, HQ = _sum([heads[i].w for i in large]), _sum(Qu), _sum([products[i] for i in large])
+        w_all, Qu_all, HQ = summed([heads[i].w for i in large]), summed(Qu), summed([products[i] for i in large])
         alpha, along_u = alpha.to(precise), u.to(precise)
         s = alpha * (w_all @ along_u) + R @ w_all.to(X.dtype)
         q = alpha * (alpha * (Qu_all @ along_u) + R @ Qu_all.to(X.dtype)) + torch.linalg.vecdot(R, HQ)
@@ -152,12 +162,3 @@ def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:
     for rows, mine in zip(W_rows, slices, strict=True):
         assembled[mine] = rows
     return assembled
-
-
-def _sum(tensors: list[Tensor]) -> Tensor:
-    if len(tensors) == 1:
-        return tensors[0]
-    total = tensors[0] + tensors[1]
-    for x in tensors[2:]:
-        total += x
-    return total

@@ -33,7 +33,7 @@ from spherical_loss.heads.base import selected, target_rows, weighted_sum
 from spherical_loss.heads.factored import transform
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
 from spherical_loss.heads.factored.nearby import have_parted
-from spherical_loss.heads.factored.statistics import Span, own, where
+from spherical_loss.heads.factored.statistics import Span, local, own, part, where
 from spherical_loss.heads.factored.weighted_gram import WeightedGram
 
 FOLD_IN = 32  # steps after which the changes of Q are added up in float64
@@ -73,8 +73,11 @@ class _BatchTerms:
 
     @cached_property
     def H_norm(self) -> float:
-        """NaN if a q is negative: such a batch is refused with what is not finite, and the device is waited for once."""
-        return float(torch.linalg.vector_norm(self.batch.H).masked_fill(self.batch.negative_q.any(), math.nan))
+        """NaN if the loss depends on a q that is negative: such a batch is refused with what is not finite."""
+        batch = self.batch
+        least_q = batch.q.min() if len(batch.q) else batch.q.new_zeros(())
+        norm, least = torch.stack([torch.linalg.vector_norm(batch.H), least_q]).tolist()  # the device is waited for once
+        return math.nan if least < 0 and batch.negative_q.any() else norm
 
 
 class HeadStep:
@@ -83,10 +86,10 @@ class HeadStep:
     def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: _BatchTerms) -> None:
         self.head, self.mine, self.gradients, self.terms = span.head, mine, gradients, terms
         batch, w = terms.batch, span.head.w
-        self.classes = batch.classes[mine] - span.start
-        self.R = terms.R[mine]
+        self.classes = local(batch.classes, mine, span.start)
+        self.R = part(terms.R, mine)
         delta = self.R.sum(0).to(w.dtype)
-        self.grad_w = terms.A.times_vector(w) + self.head.num_classes * terms.a + delta  # grad_W^T 1
+        self.grad_w = terms.A.times_vector(w).add_(terms.a, alpha=self.head.num_classes).add_(delta)  # grad_W^T 1
         G = weighted_sum(own(batch.g_c, batch.positions, mine, len(batch.classes)), terms.R_c)
         self.Z = G.addmm_(*terms.A.factors(gradients.grad_H + gradients.P)).addr_(batch.g_s, (self.grad_w + delta).to(G.dtype))
         self.rate, self.decay = 0.0, 1.0
@@ -137,26 +140,27 @@ class HeadStep:
     def _update_w0(self) -> None:
         """``w0 <- r w0 - lr (A w0 + a)``"""
         w0 = self.head.w0
-        gradient = self.terms.A.times_vector(w0) + self.terms.a
-        w0.mul_(self.decay).sub_(gradient, alpha=self.rate)
+        gradient = self.terms.A.times_vector(w0).add_(self.terms.a)
+        _decayed(w0, self.decay).sub_(gradient, alpha=self.rate)
 
     def _update_V(self) -> None:
         """``V_u <- V_u - lr R_u U^-1``"""
         head, read = self.head, self.gradients
         here, kept = head.kept(self.classes)
         rows = head.current_rows(kept) if read.current_rows is None else head.carried(read.current_rows, read.frame, kept)
-        head.write_current_rows(kept, rows.sub_(self._R_inverse()[here], alpha=self.rate))
+        R_inverse = self._R_inverse()
+        head.write_current_rows(kept, rows.sub_(R_inverse if head.shard.group is None else R_inverse[here], alpha=self.rate))
 
     def _R_inverse(self) -> Tensor:
         """``R U^-1``; where ``H U^-1`` is known, a sum of its rows."""
         if self.H_inverse is None:
             return self.head.U.solve(self.R)
         batch = self.terms.batch
-        return target_rows(self.H_inverse, batch.g_c, batch.positions, len(batch.classes))[self.mine]
+        return part(target_rows(self.H_inverse, batch.g_c, batch.positions, len(batch.classes)), self.mine)
 
     def _update_w(self) -> None:
         """``w <- r w - lr (A w + D a + delta)``"""
-        self.head.w.mul_(self.decay).sub_(self.grad_w, alpha=self.rate)
+        _decayed(self.head.w, self.decay).sub_(self.grad_w, alpha=self.rate)
 
     def _update_Q(self) -> None:
         """``Q <- r^2 Q - r lr (H^T X + X^T H)``"""
@@ -223,6 +227,11 @@ def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep | Smal
         (SmallHeadStep if span.head.is_small else HeadStep)(span, mine, gradients, terms)
         for span, mine, gradients in zip(spans, where(spans, batch.classes), batch.heads, strict=True)
     ]
+
+
+def _decayed(x: Tensor, decay: float) -> Tensor:
+    """``x <- decay x``"""
+    return x if decay == 1 else x.mul_(decay)
 
 
 class _HasNorm(Protocol):

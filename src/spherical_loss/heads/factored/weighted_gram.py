@@ -49,7 +49,7 @@ class WeightedGram:
     @cached_property
     def is_positive(self) -> bool:
         """No negative eigenvalue, because no g_q is negative: so with all likelihoods of the family."""
-        return bool((self.weights >= 0).all())
+        return len(self.weights) == 0 or float(self.weights.min()) >= 0
 
     @cached_property
     def rank_one_square(self) -> tuple[Tensor, float]:
