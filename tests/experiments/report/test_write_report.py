@@ -174,6 +174,13 @@ def test_of_several_rates_the_one_with_the_most_runs_is_shown() -> None:
     assert [run.settings["lr"] for run in tie.runs] == [0.5]  # better on the validation set
 
 
+def test_a_task_of_which_no_run_has_the_main_metric() -> None:
+    lines = [diverged_line("mse", 0, task="digits"), text_line("mse", 0, None, task="imdb", vocabulary="full")]
+    page = report.html_report(runs_of(*lines), [], {}, "")
+    assert "0 (+ 1 diverged)" in page
+    assert "imdb, 10,000 classes" in page
+
+
 def test_diverged_runs_are_counted_and_do_not_hurt() -> None:
     lines = [*errors("taylor", 0.01, 0.02), diverged_line("mse", 0)]
     section = report.table_section("mnist-random-splits", runs_of(*lines), {})

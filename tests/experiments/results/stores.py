@@ -77,8 +77,8 @@ def line_of(run: Run, valid: list[dict[str, Any]], test: dict[str, Any], seconds
     return {"name": run.name, "run": as_json(run), "environment": ENVIRONMENT, "result": result, "history": history}
 
 
-def diverged_line(loss: str, seed: int, **settings: Any) -> dict[str, Any]:
-    run = Run("mnist", loss, seed, ImageSettings(lr=3.0, epochs=3, width=30, **settings))
+def diverged_line(loss: str, seed: int, *, task: str = "mnist", **settings: Any) -> dict[str, Any]:
+    run = Run(task, loss, seed, ImageSettings(lr=3.0, epochs=3, width=30, **settings))
     result = {"status": "diverged", "epoch": 1, "reason": "the training loss is nan at step 7 of epoch 1"}
     return {"name": run.name, "run": as_json(run), "environment": ENVIRONMENT, "result": result, "history": {}}
 

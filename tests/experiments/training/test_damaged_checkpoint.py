@@ -75,6 +75,13 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "another optimizer": without_momentum,
     "another history": lambda state: state["history"].pop(),
     "no random state": lambda state: state.update(random_state=1.5),
+    "a history of other values": lambda state: state["history"][0].update(lr=None),
+    "a history that is none": lambda state: state.update(history=3),
+    "a best epoch that never was": lambda state: state.update(best_epoch=99),
+    "a best value that is none": lambda state: state.update(best="x"),
+    "a rate that is none": lambda state: state["optimizer"]["param_groups"][0].update(lr="x"),
+    "no rate": lambda state: state["optimizer"]["param_groups"][0].pop("lr"),
+    "a moment that is none": lambda state: state["optimizer"]["state"][0].update(momentum_buffer={}),
 }
 
 
@@ -84,7 +91,7 @@ def test_one_that_does_not_fit(checkpoint: Path, undisturbed: tuple, change: str
     CHANGES[change](state)
     save(state, checkpoint)
     assert continued(checkpoint) == (0, undisturbed)
-    assert "checkpoint.pt" in capsys.readouterr().err
+    assert f"{checkpoint} " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 100])

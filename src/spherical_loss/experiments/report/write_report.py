@@ -146,7 +146,10 @@ def with_notes(table: Table, heading: str, notes: Sequence[str]) -> Table:
 def main_and_others(table: Table, metric: str) -> str:
     """A table of the loss, its runs, the main metric with the columns beside it, and the notes, which fits the page; and the
     other metrics, folded, with a row for each."""
-    start = stop = table.header.index(next(column.heading for column in COLUMNS if column.metric == metric))
+    main = next(column.heading for column in COLUMNS if column.metric == metric)
+    if main not in table.header:  # all runs have diverged, or are of losses without it
+        return html(table)
+    start = stop = table.header.index(main)
     while (stop := stop + 1) < len(table.header) and table.header[stop] in BESIDE:
         pass
     notes = [i for i, heading in enumerate(table.header) if heading in NOTES]

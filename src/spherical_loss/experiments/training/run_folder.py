@@ -154,15 +154,18 @@ class RunFolder:
         """The state to resume from, with metrics.jsonl cut back to it; None to start from the beginning."""
         path = self.path / "checkpoint.pt"
         state: dict[str, Any] | None = None
-        history: list[dict[str, Any]] = []
+        lines = ""
         if path.exists():
             try:
                 state = load(path)
-                history = state["history"]
-            except (DamagedFileError, KeyError, TypeError) as error:
-                state = None
+                check_history(state["history"], self.language)
+                lines = "".join(json.dumps(record) + "\n" for record in state["history"])
+            except DamagedFileError as error:
                 self.put_checkpoint_aside(str(error))
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history).encode())
+            except (KeyError, TypeError, ValueError) as error:
+                state = None
+                self.put_checkpoint_aside(f"{path} has no history of a run ({type(error).__name__}: {error})")
+        write_atomically(self.path / "metrics.jsonl", lines.encode())
         return state
 
     def put_checkpoint_aside(self, why: str) -> None:

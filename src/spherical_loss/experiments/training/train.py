@@ -20,6 +20,7 @@ from spherical_loss.experiments.training.distributed import Objective, device_of
 from spherical_loss.experiments.training.load import Load, alone
 from spherical_loss.experiments.training.metrics import as_in_paper
 from spherical_loss.experiments.training.recipes import RECIPES, Examples
+from spherical_loss.experiments.training.records import check, check_metrics, is_count, is_number
 from spherical_loss.experiments.training.run_folder import RunFolder
 from spherical_loss.experiments.training.settings import Run, Settings
 from spherical_loss.experiments.training.tensorboard import event_writer, write_events
@@ -105,7 +106,7 @@ def train_in(
     progress = Progress()
     if (state := on_first(folder.load_checkpoint)) is not None:
         try:
-            progress = restore(state, network, optimizer)
+            progress = restore(state, network, optimizer, folder.language)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # from another version, or forged
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             on_first(partial(folder.put_checkpoint_aside, f"{folder.path / 'checkpoint.pt'} does not fit this run ({reason})"))
@@ -265,20 +266,31 @@ def checkpoint(progress: Progress, network: nn.Module, optimizer: torch.optim.Op
     }
 
 
-def restore(state: dict[str, Any], network: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+def restore(state: dict[str, Any], network: nn.Module, optimizer: torch.optim.Optimizer, language: bool) -> Progress:
     """Restore the state of the run; raises one error or another if it does not fit."""
     if wrong := {*state} ^ {*vars(Progress()), "network", "optimizer", "random_state"}:
         raise ValueError(f"it has wrong or missing keys: {', '.join(sorted(wrong))}")
     if state["best_weights"]:
         network.load_state_dict(state["best_weights"])  # only to check them now: at the end it would be too late to fail
     network.load_state_dict(state.pop("network"))
-    optimizer.load_state_dict(state.pop("optimizer"))
+    restore_optimizer(state.pop("optimizer"), optimizer)
+    torch.set_rng_state(state.pop("random_state"))
+    check(state, "it", epoch=is_count, best=is_number, best_epoch=is_count, stale=is_count)
+    progress = Progress(**state)
+    if len(progress.history) != progress.epoch or not 0 < progress.best_epoch <= progress.epoch:
+        raise ValueError(f"its history is not that of {progress.epoch} epochs, the best of which is {progress.best_epoch}")
+    if progress.start is not None:
+        check_metrics(progress.start, "'start'", language)
+    return progress
+
+
+def restore_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """``load_state_dict``, which takes values of any type and tensors of any shape; here they are an error."""
+    ours = [{name: type(value) for name, value in group.items()} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    if ours != [{name: type(value) for name, value in group.items()} for group in optimizer.param_groups]:
+        raise ValueError("its optimizer has other options, or options of another type")
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != parameter.shape:
-                raise ValueError(f"{name} of the optimizer has the shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
-    torch.set_rng_state(state.pop("random_state"))
-    progress = Progress(**state)
-    if [record["epoch"] for record in progress.history] != list(range(1, progress.epoch + 1)):
-        raise ValueError(f"its history is not that of {progress.epoch} epochs")
-    return progress
+            if not isinstance(value, Tensor) or value.shape not in ((), parameter.shape):
+                raise ValueError(f"{name} of its optimizer is no tensor of the shape {tuple(parameter.shape)}")
