@@ -7,6 +7,7 @@ Both are abstract; the losses themselves are in :mod:`spherical_loss.losses`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -226,7 +227,7 @@ class SphericalLoss(Loss):
                 raise ValueError("a class weight needs the targets, and these Statistics have target=None")
             target = torch.zeros(o_c.shape, dtype=torch.long, device=o_c.device)
         counted = (target >= 0) & (target != self.ignore_index)
-        if self.weight is None and target_weight is None and _all_count(counted):
+        if self.weight is None and target_weight is None and _is_seen(counted.device, lambda: counted.all()):
             return _logits.reduced(self.each(statistics), None, self.reduction).to(dtype)
         classes = torch.where(counted, target, 0)
         losses = self.each(statistics, counted)
@@ -258,13 +259,12 @@ class SphericalLoss(Loss):
         return found + (nearby - nearby.detach())  # its gradient, and nothing of its value
 
 
-def _all_count(counted: Tensor) -> bool:
-    """Whether all are counted, as far as that can be seen: not in a graph, which other batches use, nor by waiting for a
-    device."""
-    if counted.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+def _is_seen(device: torch.device, condition: Callable[[], Tensor]) -> bool:
+    """Whether a condition is seen to hold: not in a graph, which other batches use, nor by waiting for a device."""
+    if device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return False
     try:
-        return bool(counted.all())
+        return bool(condition())
     except RuntimeError:  # under vmap
         return False
 
@@ -272,4 +272,6 @@ def _all_count(counted: Tensor) -> bool:
 def _guarded(losses: Tensor) -> Tensor:
     """The same losses. Where one is not finite, neither is its gradient: the logarithm of a negative number is NaN, but its
     slope is finite, and an optimizer would follow it."""
+    if _is_seen(losses.device, lambda: losses.detach().sum().isfinite()):
+        return losses
     return losses * (1 + 0 * losses.detach())

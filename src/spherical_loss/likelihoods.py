@@ -53,7 +53,7 @@ def log_numerator(g: Quadratic, o: Tensor) -> Tensor:
 
 
 def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-    return torch.log(g.a1 * D + g.a2 * s + g.a3 * q) - torch.log(numerator(g, o_c))
+    return torch.log(torch.add(g.a1 * D + g.a2 * s, q, alpha=g.a3)) - torch.log(numerator(g, o_c))
 
 
 def quadratic_needs_float64(g: Quadratic) -> bool:

@@ -109,11 +109,12 @@ class Head(nn.Module, ABC):
         marked = target if all_count else torch.where(target == self.ignore_index, -1, target)
         in_range = marked if all_count else marked.clamp_min(0)
         classes = in_range.reshape(-1, 1 if target_weight is None else target.shape[-1])
-        found = self.of_classes(hidden.reshape(-1, self.in_features), classes)
+        found = self.of_classes(hidden if hidden.dim() == 2 else hidden.reshape(-1, self.in_features), classes)
         batch = hidden.shape[:-1]
 
         def shaped(s: Tensor, q: Tensor, o_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return s.reshape(batch), q.reshape(batch), o_c.reshape(target.shape)
+            s, q = (s, q) if s.shape == batch else (s.reshape(batch), q.reshape(batch))
+            return s, q, o_c.reshape(target.shape)
 
         nearby = None if found.nearby is None else shaped(*found.nearby)
         return Statistics(*shaped(*found[:3]), found.D, marked, target_weight, nearby, found.head)

@@ -108,7 +108,8 @@ class LikelihoodLayer(nn.Module, ABC):
     def _of_targets(self, hidden: Tensor, target: Tensor, exact: bool) -> Tensor:
         all_count = check_batch(hidden, target, None, self.in_features, self.n_classes, self.ignore_index)
         log_prob = self.target_log_prob if exact else self.training_log_prob
-        H, classes = hidden.reshape(-1, self.in_features), target.reshape(-1).long()
+        H = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.in_features)
+        classes = target.reshape(-1).long()
         counted = None if all_count else classes != self.ignore_index
         if counted is None or counted.all():
             return log_prob(H, classes).reshape(target.shape)

@@ -46,6 +46,8 @@ class BatchGradients:
     """(N,)"""
     g_c: Tensor
     """(N, K)"""
+    targets: Tensor
+    """(N, K)"""
     classes: Tensor
     """(n,) the classes that occur, sorted."""
     positions: Tensor
@@ -67,23 +69,23 @@ class BatchGradients:
         """(N,) whether the loss depends on a q that is negative: on digits that float32 has lost."""
         return (self.q < 0) & (self.g_q != 0)
 
-    @property
-    def targets(self) -> Tensor:
-        """(N, K)"""
-        return self.classes[self.positions]
-
 
 def joined(batches: list[BatchGradients]) -> BatchGradients:
     """Several backward passes as one; a missing target is any class, with gradient 0."""
     if len(batches) == 1:
         return batches[0]
-    K = max(b.g_c.shape[1] for b in batches)
-    classes, positions = torch.cat([pad(b.targets, (0, K - b.g_c.shape[1])) for b in batches]).unique(return_inverse=True)
-    g_c = torch.cat([pad(b.g_c, (0, K - b.g_c.shape[1])) for b in batches])
+    targets, g_c = _stacked([b.targets for b in batches]), _stacked([b.g_c for b in batches])
+    classes, positions = targets.unique(return_inverse=True)
     H, q, g_s, g_q = (torch.cat(parts) for parts in zip(*((b.H, b.q, b.g_s, b.g_q) for b in batches), strict=True))
     parts = zip(*(b.heads for b in batches), strict=True)
     heads = [_joined_heads(part) for part in parts]
-    return BatchGradients(H, q, g_s, g_q, g_c, classes, positions, heads, batches[0].version)
+    return BatchGradients(H, q, g_s, g_q, g_c, targets, classes, positions, heads, batches[0].version)
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """(N, K) of all batches, with the largest K of them; zeros are added."""
+    K = max(x.shape[1] for x in parts)
+    return torch.cat([x if x.shape[1] == K else pad(x, (0, K - x.shape[1])) for x in parts])
 
 
 def _joined_heads(parts: tuple[HeadGradients, ...]) -> HeadGradients:
@@ -105,4 +107,4 @@ def gathered(batch: BatchGradients, shard: Shard, **options: object) -> BatchGra
     classes, positions = targets.unique(return_inverse=True)
     heads = [HeadGradients(grad_H, P) for grad_H, P in zip(per_head[::2], per_head[1::2], strict=True)]
     per_example = q.squeeze(1), g_s.squeeze(1), g_q.squeeze(1)
-    return BatchGradients(H.contiguous(), *per_example, g_c, classes, positions, heads, batch.version)
+    return BatchGradients(H.contiguous(), *per_example, g_c, targets, classes, positions, heads, batch.version)

@@ -131,12 +131,9 @@ class FactoredHead(GradientKeeper):
 
     def extended(self, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Hidden vectors with the column of ones for the bias, and the empty columns."""
-        X = self.V.new_empty(H.shape[0], self.V.shape[1], dtype=dtype)
-        X[:, : self.in_features] = H
-        X[:, self.in_features :] = 0
-        if self.has_bias:
-            X[:, self.in_features] = 1
-        return X
+        N, dtype, bias = H.shape[0], dtype or self.V.dtype, int(self.has_bias)
+        empty = self.V.shape[1] - self.in_features - bias
+        return torch.cat([H.to(dtype), H.new_ones(N, bias, dtype=dtype), H.new_zeros(N, empty, dtype=dtype)], 1)
 
     def read(self, classes: Tensor) -> tuple[Tensor | None, Tensor]:
         """The current rows of V, where all rows are kept in this process, and the dense rows of W."""

@@ -62,22 +62,22 @@ class FactoredStatistics(torch.autograd.Function):
     """``s``, ``q`` and ``o_c`` of factored heads; the backward pass leaves a :class:`BatchGradients` with the reader."""
 
     @staticmethod
-    def forward(ctx: Any, H: Tensor, anchor: Tensor, reader: Reader, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, H: Tensor, anchor: Tensor, reader: Reader, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         spans = reader.spans
         with full_precision(H.device):
             dtype = min((head.V.dtype for head, _ in spans), key=lambda dtype: dtype.itemsize)
             X = spans[0].head.extended(H, dtype)
-            unique, positions = classes.unique(return_inverse=True)
-            slices = where(spans, unique)
+            classes, positions = targets.unique(return_inverse=True)
+            slices = where(spans, classes)
             s, q, products = sums(X, [head for head, _ in spans])
             current, W_rows = [], []
             for (head, start), mine in zip(spans, slices, strict=True):
-                rows, dense = head.read(local(unique, mine, start))
+                rows, dense = head.read(local(classes, mine, start))
                 current.append(rows)
                 W_rows.append(dense)
-            W_c = selected(_assembled(W_rows, slices, len(unique)).to(dtype), positions)
+            W_c = selected(_assembled(W_rows, slices, len(classes)).to(dtype), positions)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
-        ctx.save_for_backward(X, q.to(X.dtype), W_c, unique, positions, *products, *current)
+        ctx.save_for_backward(X, q.to(X.dtype), W_c, targets, classes, positions, *products, *current)
         ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
         ctx.frames = [span.head.U.frame for span in spans]
         return s, q, o_c.to(statistics_dtype(H.device))
@@ -92,7 +92,7 @@ class FactoredStatistics(torch.autograd.Function):
                 "run the forward pass again"
             )
         spans = reader.spans
-        X, q, W_c, classes, positions, *saved = ctx.saved_tensors
+        X, q, W_c, targets, classes, positions, *saved = ctx.saved_tensors
         products, current = saved[: len(spans)], saved[len(spans) :]
         g_s, g_q, g_c = (g.to(X.dtype) for g in (g_s, g_q, g_c))
         heads = []
@@ -109,7 +109,7 @@ class FactoredStatistics(torch.autograd.Function):
             grad_H = summed([head.grad_H for head in heads])[:, : reader.in_features]
         if reader.training:
             q = q.detach()  # an output of the forward pass has a graph, if it was not converted
-            reader.keep(BatchGradients(X, q, g_s, g_q, g_c, classes, positions, heads, ctx.version))
+            reader.keep(BatchGradients(X, q, g_s, g_q, g_c, targets, classes, positions, heads, ctx.version))
         # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
         return grad_H.to(ctx.dtype, copy=True), None, None, None
 
@@ -128,7 +128,10 @@ def own(g_c: Tensor, positions: Tensor, mine: slice, n: int) -> Tensor:
     """g_c of the targets that stand at ``mine`` among the n classes of the batch, and 0 for the others."""
     if mine == slice(0, n):
         return g_c
-    return g_c.masked_fill((positions < mine.start) | (positions >= mine.stop), 0)
+    if mine.start == 0:
+        return g_c.masked_fill(positions >= mine.stop, 0)
+    before = positions < mine.start
+    return g_c.masked_fill(before if mine.stop == n else before | (positions >= mine.stop), 0)
 
 
 def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -137,7 +140,7 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
     ``q = alpha^2 u^T Q u + 2 alpha r^T Q u + r^T Q r``, with ``Q u`` in float64: see :mod:`spherical_loss.heads.split`.
     """
     precise = statistics_dtype(X.device)
-    s = q = torch.zeros(X.shape[0], dtype=precise, device=X.device)
+    s_parts, q_parts = [], []
     products = [X.to(head.V.dtype) @ head.V.T if head.is_small else X for head in heads]
     if large := [i for i, head in enumerate(heads) if not head.is_small]:
         u, alpha, R = split(X)
@@ -146,12 +149,14 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
             products[i] = (R @ heads[i].Q.value).addr_(alpha, Qu_i.to(X.dtype))
         w_all, Qu_all, HQ = summed([heads[i].w for i in large]), summed(Qu), summed([products[i] for i in large])
         alpha, along_u = alpha.to(precise), u.to(precise)
-        s = alpha * (w_all @ along_u) + R @ w_all.to(X.dtype)
-        q = alpha * (alpha * (Qu_all @ along_u) + R @ Qu_all.to(X.dtype)) + torch.linalg.vecdot(R, HQ)
+        s_parts.append(alpha * (w_all @ along_u) + R @ w_all.to(X.dtype))
+        along = alpha * (Qu_all @ along_u) + R @ Qu_all.to(X.dtype)
+        q_parts.append(torch.addcmul(torch.linalg.vecdot(R, HQ).to(precise), alpha, along))
     for head, o in zip(heads, products, strict=True):
         if head.is_small:
-            s, q = s + o.sum(1), q + o.square().sum(1)
-    return s, without_rounding(q, sum(head.num_classes for head in heads)), products
+            s_parts.append(o.sum(1))
+            q_parts.append(o.square().sum(1))
+    return summed(s_parts), without_rounding(summed(q_parts), sum(head.num_classes for head in heads)), products
 
 
 def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:

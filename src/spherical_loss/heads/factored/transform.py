@@ -168,7 +168,7 @@ class RowTransform(nn.Module):
             inverse.add_(torch.addmm(A.core, A.core, inverse, out=A.scratch), alpha=rate)
         elif terms == 2 and rate**2 * A.rank_one_square[1] < error:
             y, left_out = A.rank_one_square
-            y_inverse = y + y @ inverse
+            y_inverse = torch.addmv(y, inverse.T, y)
             inverse.add_(torch.addmm(A.core, A.core, inverse, out=A.scratch), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
             self.residual += rate**2 * left_out
         else:

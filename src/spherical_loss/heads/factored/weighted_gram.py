@@ -7,7 +7,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 
 class WeightedGram:
@@ -59,7 +58,8 @@ class WeightedGram:
         For ``y = A v`` with any unit vector v, ``A^2 - y y^T = A (I - v v^T) A``, whose norm is at most ``||A||^2 - ||y||^2``.
         Here v is one step of the power method from a vector of ones.
         """
-        y = self.core @ normalize(self.core.sum(0), dim=0)
+        v = self.core.sum(0)
+        y = self.core @ (v / torch.linalg.vector_norm(v).clamp_min(torch.finfo(v.dtype).tiny))
         return y, max(0.0, self.norm**2 - float(y @ y))
 
     def nearest_eigenvalue(self, to: float) -> float:
