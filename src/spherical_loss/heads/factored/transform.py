@@ -176,7 +176,7 @@ class RowTransform(nn.Module):
             inverse.add_(torch.addmm(series, series, inverse))
         if self.residual > MAX_RESIDUAL * eps:
             self._polish_inverse()
-        return None if H_inverse is None else H_inverse.div_(self.scale)
+        return H_inverse if H_inverse is None or self.log_scale == 0 else H_inverse.div_(self.scale)
 
     def _polish_inverse(self) -> None:
         """A Newton step, which squares the residual ``T = U^-1 U - I``: ``U^-1 <- U^-1 - T U^-1``.
