@@ -55,6 +55,55 @@ def test_the_spherical_softmax_has_eps_times_the_rate_of_the_taylor_softmax(nois
     assert rates[1] == pytest.approx(0.02 * rates[0], rel=1e-6)
 
 
+def tiers(D: int, d: int = 15) -> sl.TieredHead:
+    generator = torch.Generator().manual_seed(0)
+    counts = zipf(D)[torch.randperm(D, generator=generator)]
+    return sl.TieredHead.by_frequency(d, counts, loss=sl.TaylorSoftmaxLoss()).double()
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_tiers_have_the_limits_of_their_own_rates(power):
+    D, d, N = 1000, 15, 10
+    head, loss = tiers(D, d), sl.TaylorSoftmaxLoss()
+    optimizer = sl.TieredSGD(head, 1.0, power=power)
+    rank = head.bias.argsort(descending=True)
+    factor = torch.empty(D, dtype=torch.float64)
+    for group, start, stop in zip(optimizer.param_groups, head.bounds[:-1], head.bounds[1:], strict=True):
+        factor[rank[start:stop]] = group["lr"]
+    t = 1 + head.bias
+    g = (t**2 + 1) / 2
+    stable = STABLE_SHARE * float(g.sum()) / ((d + 1) * float(factor.max()))
+    assert suggested_lr(head, loss, N, noise=None, power=power) == pytest.approx(stable, rel=1e-6)
+    noise = 4 * 1e-3 * N / ((d + 1) * float((g / g.sum() * factor * (t / g) ** 2).sum()))
+    assert suggested_lr(head, loss, N, noise=1e-3, power=power) == pytest.approx(min(stable, noise), rel=1e-6)
+
+
+@pytest.mark.parametrize("D", [300, 1000, 5000])
+def test_tiers_learn_at_the_suggested_rate(D):
+    """The same examples in every step, whose hidden vectors are much alike, as after a ReLU: each step lowers the loss."""
+    head, loss, d, N = tiers(D), sl.TaylorSoftmaxLoss(), 15, 500
+    optimizer = sl.TieredSGD(head, suggested_lr(head, loss, N, noise=None))
+    generator = torch.Generator().manual_seed(1)
+    hidden = 1 + 0.1 * torch.randn(N, d, generator=generator, dtype=torch.float64)
+    target = torch.multinomial(loss.probabilities(head.bias), N, replacement=True, generator=generator)
+    values = []
+    for _ in range(10):
+        value = loss(head(hidden, target))
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("Kind", [sl.DenseHead, sl.GramHead, sl.FactoredHead, sl.TieredHead])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_heads_of_any_kind_and_dtype(Kind, dtype):
+    head = Kind(15, 40, init="zero").to(dtype)
+    single = sl.FactoredHead(15, 40, init="zero")
+    assert suggested_lr(head, sl.TaylorSoftmaxLoss(), 10, power=0.0) == suggested_lr(single, sl.TaylorSoftmaxLoss(), 10)
+
+
 def test_noise_costs_what_it_is_said_to_cost():
     """Targets that the inputs say nothing about: the equilibrium of many steps, against the entropy of the targets."""
     torch.manual_seed(0)
@@ -81,3 +130,7 @@ def test_bad_input():
         suggested_lr(head, loss, 5, noise=-1.0)
     with pytest.raises(ValueError, match=r"does not depend on q.*search over several decades"):
         suggested_lr(head, sl.ZLoss(1, 1), 5)
+    with pytest.raises(TypeError, match=r"AdaptiveSphericalSoftmax.*layer\.tail"):
+        suggested_lr(sl.AdaptiveSphericalSoftmax(3, 10, 5), loss, 5)
+    with pytest.raises(TypeError, match=r"SoftmaxLoss.*spherical family"):
+        suggested_lr(head, sl.SoftmaxLoss(), 5)

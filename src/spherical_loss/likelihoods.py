@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -180,8 +181,9 @@ class SoftmaxLikelihood(Loss):
         return F.log_softmax(self.log_numerator(o), dim)
 
 
-def normalized(frequencies: Tensor) -> Tensor:
+def normalized(frequencies: Tensor | Sequence[float]) -> Tensor:
     """Frequencies (or counts) as float64 probabilities."""
+    frequencies = torch.as_tensor(frequencies)
     if frequencies.dim() != 1 or frequencies.numel() == 0:
         raise ValueError(f"frequencies have shape {tuple(frequencies.shape)}, but must be one number per class, (D,)")
     p = frequencies.to(torch.float64)
@@ -192,5 +194,6 @@ def normalized(frequencies: Tensor) -> Tensor:
     return p / p.sum()
 
 
-def float_dtype(frequencies: Tensor) -> torch.dtype:
+def float_dtype(frequencies: Tensor | Sequence[float]) -> torch.dtype:
+    frequencies = torch.as_tensor(frequencies)
     return frequencies.dtype if frequencies.is_floating_point() else torch.get_default_dtype()

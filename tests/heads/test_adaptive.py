@@ -413,6 +413,8 @@ BAD = {
     "not of the family": ({"loss": sl.SoftmaxLoss()}, TypeError, "SoftmaxLoss.*needs a loss of the spherical family"),
     "label smoothing": ({"loss": sl.TaylorSoftmaxLoss(label_smoothing=0.1)}, ValueError, "label_smoothing=0.1"),
     "class weights": ({"loss": sl.TaylorSoftmaxLoss(weight=torch.ones(25))}, ValueError, "weight per class"),
+    "a frequent that is no integer": ({"frequent": 5.0}, TypeError, r"frequent is 5.0, but must be an integer"),
+    "ranks that are no integers": ({"tail_cutoffs": (9.5,)}, TypeError, r"tail_cutoffs is \(9.5,\), but must be an integer"),
     "an unknown tail": ({"tail": "spherical"}, ValueError, "tail 'spherical' is not known; use one of factored"),
     "a tail of another size": (
         {"tail": DenseHead(4, 30)},
@@ -430,6 +432,39 @@ def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         AdaptiveSphericalSoftmax(**{"in_features": 4, "n_classes": 30, "frequent": 5, "tail": head, **options})
     assert all(torch.equal(x, before[name]) for name, x in head.state_dict().items())
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.tolist, torch.Tensor.numpy], ids=["list", "array"])
+def test_frequencies_and_ranks_in_other_forms(form):
+    frequencies = shuffled_frequencies(30)
+    expected = AdaptiveSphericalSoftmax(4, 30, (3, 8), frequencies=frequencies, tail_cutoffs=(12,))
+    layer = AdaptiveSphericalSoftmax(
+        4, 30, form(torch.tensor([3, 8])), frequencies=form(frequencies), tail_cutoffs=form(torch.tensor([12]))
+    )
+    assert layer.cutoffs == expected.cutoffs
+    assert layer.state_dict().keys() == expected.state_dict().keys()
+    for name, x in expected.state_dict().items():
+        torch.testing.assert_close(layer.state_dict()[name], x)
+    assert AdaptiveSphericalSoftmax(4, 30, form(torch.tensor(5)), tail_cutoffs=12).cutoffs == (5, 12)
+
+
+def test_the_layer_itself_is_no_head():
+    layer = AdaptiveSphericalSoftmax(4, 30, 5)
+    for Optimizer in (FactoredSGD, TieredSGD):
+        with pytest.raises(TypeError, match=r"not AdaptiveSphericalSoftmax; give it layer\.tail"):
+            Optimizer(layer, lr=1.0)
+    with pytest.raises(TypeError, match=r"not AdaptiveSphericalSoftmax: .*layer\.order\[layer\.frequent \+ i\]"):
+        sl.FaissIndex(layer)
+
+
+def test_an_index_of_the_tail_finds_classes():
+    """As the guide of a million classes maps them."""
+    layer = randomized(AdaptiveSphericalSoftmax(4, 30, 5, frequencies=shuffled_frequencies(30)))
+    hidden = torch.randn(6, 4)
+    found = sl.FaissIndex(layer.tail, "Flat").topk(hidden, 1, layer.loss).classes
+    log_p = layer.log_prob(hidden)
+    rare = log_p.masked_fill(layer.rank < 5, -torch.inf)
+    assert torch.equal(layer.order[layer.frequent + found].squeeze(1), rare.argmax(1))
 
 
 def test_bad_batches_write_nothing():

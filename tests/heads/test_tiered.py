@@ -302,8 +302,11 @@ def test_gradients_of_weights_that_were_replaced_are_refused():
 
 def test_what_is_refused():
     p = frequencies()
-    for cuts in [(5, 5), (10, 4), (0, 5), (60,), (70,), (-3,), (2.5,)]:
+    for cuts in [(5, 5), (10, 4), (0, 5), (60,), (70,), (-3,), 0]:
         with pytest.raises(ValueError, match=r"cuts are .*must increase and lie between 1 and 59"):
+            TieredHead.by_frequency(d, p, cuts)
+    for cuts in [(2.5,), (math.nan,), "abc", 5.0]:
+        with pytest.raises(TypeError, match=r"cuts is .*must be an integer, or several of them"):
             TieredHead.by_frequency(d, p, cuts)
     for bad in (p.clone().index_fill_(0, torch.tensor([3]), 0.0), -p, p * math.nan):
         with pytest.raises(ValueError, match="positive and finite"):
@@ -315,8 +318,12 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="kind 'sparse' is not known"):
         TieredHead.by_frequency(d, p, CUTS, kinds="sparse")
     head = new_head()
-    with pytest.raises(TypeError, match="not FactoredHead"):
+    with pytest.raises(TypeError, match="loss is CrossEntropyLoss.*TaylorSoftmaxLoss"):
+        TieredHead.by_frequency(d, p, CUTS, loss=torch.nn.CrossEntropyLoss())
+    with pytest.raises(TypeError, match="not FactoredHead; use FactoredSGD"):
         TieredSGD(FactoredHead(d, D), lr=1.0)
+    with pytest.raises(TypeError, match="not TieredHead; use TieredSGD"):
+        sl.FactoredSGD(head, lr=1.0)
     for options, message in [({"lr": -1.0}, "lr is -1.0"), ({"lr": 1.0, "power": -0.5}, "power is -0.5")]:
         with pytest.raises(ValueError, match=message):
             TieredSGD(head, **options)
@@ -332,6 +339,17 @@ def test_what_is_refused():
         train_step(head, sl.TaylorSoftmaxLoss(), optimizer, hidden, target)
     for name, tensor in head.state_dict().items():
         assert torch.equal(tensor, state[name]), name
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.tolist, torch.Tensor.numpy], ids=["list", "array"])
+def test_frequencies_and_cuts_in_other_forms(form):
+    p = frequencies()
+    expected = TieredHead.by_frequency(d, p, CUTS, loss=sl.TaylorSoftmaxLoss())
+    head = TieredHead.by_frequency(d, form(p), form(torch.tensor(CUTS)), loss=sl.TaylorSoftmaxLoss())
+    assert head.bounds == expected.bounds
+    assert torch.equal(head.order, expected.order)
+    torch.testing.assert_close(head.bias, expected.bias)
+    assert TieredHead.by_frequency(d, p, 5).bounds == [0, 5, D]
 
 
 def _train(rank, ranks, folder, steps):
@@ -350,6 +368,8 @@ def _train(rank, ranks, folder, steps):
         torch.save({"weight": head.weight, "bias": head.bias, "hidden": hidden, "topk": found}, f"{folder}/{name}-{rank}.pt")
         with pytest.raises(ValueError, match="use topk"):
             head.logits(hidden)
+        with pytest.raises(ValueError, match=f"a sharded head has only {len(head.shard)} of the {D} rows"):
+            FaissIndex(head)
     dist.destroy_process_group()
 
 

@@ -35,7 +35,7 @@ from spherical_loss.heads.clusters import Cluster, SoftmaxCluster, SphericalClus
 from spherical_loss.heads.dense import DenseHead
 from spherical_loss.heads.factored import FactoredHead
 from spherical_loss.heads.gram import GramHead
-from spherical_loss.heads.likelihood import LikelihoodLayer, checked_frequencies, zipf
+from spherical_loss.heads.likelihood import LikelihoodLayer, checked_frequencies, checked_ranks, zipf
 from spherical_loss.heads.tiered import TieredHead
 from spherical_loss.losses import TaylorSoftmaxLoss
 from spherical_loss.statistics import widened
@@ -108,15 +108,15 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         n_classes: int,
         frequent: int | Sequence[int] = 2_000,
         loss: SphericalLoss | None = None,
-        frequencies: Tensor | None = None,
+        frequencies: Tensor | Sequence[float] | None = None,
         tail: str | Head | Sequence[Head] = "factored",
         ignore_index: int = -100,
         reduction: str = "mean",
-        tail_cutoffs: Sequence[int] = (),
+        tail_cutoffs: int | Sequence[int] = (),
     ) -> None:
         super().__init__(in_features, n_classes, ignore_index, reduction)
-        softmaxes = (frequent,) if isinstance(frequent, int) else tuple(frequent)
-        cutoffs = [*softmaxes, *tail_cutoffs]
+        softmaxes = checked_ranks("frequent", frequent)
+        cutoffs = [*softmaxes, *checked_ranks("tail_cutoffs", tail_cutoffs)]
         _check_cutoffs(softmaxes, cutoffs, n_classes)
         loss = TaylorSoftmaxLoss() if loss is None else loss
         _check_loss(loss)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -123,10 +125,21 @@ def zipf(n_classes: int) -> Tensor:
     return torch.log1p(1 / torch.arange(1, n_classes + 1, dtype=torch.float64))
 
 
-def checked_frequencies(frequencies: Tensor, n_classes: int) -> Tensor:
+def checked_frequencies(frequencies: Tensor | Sequence[float], n_classes: int) -> Tensor:
     """Frequencies (or counts) of n classes as float64 probabilities, or an error."""
+    frequencies = torch.as_tensor(frequencies)
     if frequencies.shape != (n_classes,):
         raise ValueError(
             f"frequencies have shape {tuple(frequencies.shape)}, but must be one number for each of the classes, ({n_classes},)"
         )
     return normalized(frequencies)
+
+
+def checked_ranks(name: str, ranks: int | Sequence[int]) -> list[int]:
+    """One rank or several, also from numpy and torch, as integers, or an error."""
+    for each in ([ranks], ranks):
+        try:
+            return [operator.index(rank) for rank in each]  # type: ignore[union-attr, arg-type]
+        except TypeError:
+            continue
+    raise TypeError(f"{name} is {ranks!r}, but must be an integer, or several of them, such as (100, 1_000)")

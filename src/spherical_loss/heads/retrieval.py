@@ -13,7 +13,7 @@ from torch import Tensor
 from spherical_loss.base import Loss
 from spherical_loss.files import DamagedFileError, load, save
 from spherical_loss.heads.base import CHUNK, Head, TopK
-from spherical_loss.heads.factored import FactoredHead
+from spherical_loss.heads.factored.keeper import GradientKeeper
 
 FEW_CLASSES = 4_096  # below, codes of four bits cannot be trained well, and an exact search takes no time
 CANDIDATES = 64  # for each of the k classes; see the measurement in docs/guides/serving.md
@@ -48,7 +48,12 @@ class FaissIndex:
 
     def __init__(self, head: Head, factory: str | None = None, nprobe: int = 32, candidates: int | None = None) -> None:
         faiss = _faiss()
-        if isinstance(head, FactoredHead) and head.shard.group is not None:
+        if not isinstance(head, Head):
+            raise TypeError(
+                f"FaissIndex takes a head, not {type(head).__name__}: for an AdaptiveSphericalSoftmax layer.tail, whose class i "
+                "is layer.order[layer.frequent + i]; for a SampledSoftmax layer.head"
+            )
+        if isinstance(head, GradientKeeper) and head.shard.group is not None:
             raise ValueError(
                 f"a rank of a sharded head has only {len(head.shard)} of the {head.num_classes} rows: load its checkpoint into "
                 "a head without a group, and index that one, or use head.topk"

@@ -8,6 +8,7 @@ Model, 2008; S. Jean, K. Cho, R. Memisevic, Y. Bengio, On Using Very Large Targe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class SampledSoftmax(LikelihoodLayer):
         in_features: int,
         n_classes: int,
         negatives: int = 1024,
-        frequencies: Tensor | None = None,
+        frequencies: Tensor | Sequence[float] | None = None,
         proposal: str | None = None,
         sparse: bool = True,
         ignore_index: int = -100,

@@ -21,6 +21,17 @@ NO_GRADIENT = (
     "train() mode"
 )
 
+REMEDIES = {  # by the class of what was given instead of the right head
+    "FactoredHead": "use FactoredSGD",
+    "TieredHead": "use TieredSGD",
+    "AdaptiveSphericalSoftmax": "give it layer.tail, or make an optimizer for each of layer.tails",
+}
+
+
+def wrong_head(what: str, given: object) -> TypeError:
+    remedies = [REMEDIES[kind.__name__] for kind in type(given).__mro__ if kind.__name__ in REMEDIES]
+    return TypeError(f"{what}, not {type(given).__name__}; {(*remedies, 'use torch.optim for ordinary parameters')[0]}")
+
 
 class HeadSGD(torch.optim.Optimizer):
     """What the optimizers of one head share: they keep the head in copies, and take no other parameters."""
@@ -63,9 +74,7 @@ class FactoredSGD(HeadSGD):
 
     def __init__(self, head: FactoredHead, lr: float, weight_decay: float = 0.0, max_grad_norm: float | None = None) -> None:
         if not isinstance(head, FactoredHead):
-            raise TypeError(
-                f"FactoredSGD trains a FactoredHead, not {type(head).__name__}; use torch.optim for ordinary parameters"
-            )
+            raise wrong_head("FactoredSGD trains a FactoredHead", head)
         check_options(lr, weight_decay, max_grad_norm)
         # The head has no parameters: the step finds its tensors in the head, also after head.to(...), which makes new ones.
         options = {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}

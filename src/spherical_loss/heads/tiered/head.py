@@ -19,7 +19,7 @@ from spherical_loss.heads.factored.keeper import GradientKeeper
 from spherical_loss.heads.factored.shard import Shard
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span
 from spherical_loss.heads.gram import GramHead
-from spherical_loss.heads.likelihood import checked_frequencies, zipf
+from spherical_loss.heads.likelihood import checked_frequencies, checked_ranks, zipf
 from spherical_loss.statistics import statistics_dtype
 
 KINDS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
@@ -73,9 +73,9 @@ class TieredHead(GradientKeeper):
         init: str = "he",
         ignore_index: int = -100,
         *,
-        cuts: Sequence[int] | None = None,
+        cuts: int | Sequence[int] | None = None,
         kinds: str | Sequence[str] = "factored",
-        frequencies: Tensor | None = None,
+        frequencies: Tensor | Sequence[float] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, bias, init, ignore_index)
@@ -109,8 +109,8 @@ class TieredHead(GradientKeeper):
     def by_frequency(
         cls,
         in_features: int,
-        frequencies: Tensor,
-        cuts: Sequence[int] | None = None,
+        frequencies: Tensor | Sequence[float],
+        cuts: int | Sequence[int] | None = None,
         loss: Loss | None = None,
         **options: Any,
     ) -> TieredHead:
@@ -119,6 +119,9 @@ class TieredHead(GradientKeeper):
         With a ``loss`` that has a ``prior_bias``, weights start at zero and the bias such that the probabilities are the
         frequencies. ``options`` are those of the class.
         """
+        if loss is not None and not isinstance(loss, Loss):
+            raise TypeError(f"loss is {type(loss).__name__}, but must be one of this library, such as TaylorSoftmaxLoss()")
+        frequencies = torch.as_tensor(frequencies)
         starts_at_prior = loss is not None and loss.has_prior_bias and options.get("bias", True) and "init" not in options
         if starts_at_prior:
             options["init"] = "zero"
@@ -133,6 +136,10 @@ class TieredHead(GradientKeeper):
     def version(self) -> int:
         """How often the weights of factored tiers changed: a gradient belongs to one version."""
         return sum(span.head.version for span in self.spans)
+
+    def tier_factors(self, power: float) -> list[float]:
+        """The learning rate of each tier in that of the rarest, ``(p_tier / p_min)^power``."""
+        return [(p / min(self.tier_frequencies)) ** power for p in self.tier_frequencies]
 
     @property
     def steps(self) -> int:
@@ -285,13 +292,14 @@ def _automatic_cuts(p: Tensor) -> list[int]:
     return sorted({int(n) for n in counts if 0 < n < len(p)})
 
 
-def _checked_cuts(cuts: Sequence[int], num_classes: int) -> list[int]:
-    bounds = [0, *cuts, num_classes]
-    if any(int(n) != n for n in cuts) or any(start >= stop for start, stop in pairwise(bounds)):
+def _checked_cuts(cuts: int | Sequence[int], num_classes: int) -> list[int]:
+    ranks = checked_ranks("cuts", cuts)
+    if any(start >= stop for start, stop in pairwise([0, *ranks, num_classes])):
         raise ValueError(
-            f"cuts are {tuple(cuts)}, but must increase and lie between 1 and {num_classes - 1}: tiers need classes"
+            f"cuts are {tuple(ranks)}, but must increase and lie between 1 and {num_classes - 1}: tiers need classes; without "
+            "cuts the head chooses them"
         )
-    return [int(n) for n in cuts]
+    return ranks
 
 
 def _checked_kinds(kinds: str | Sequence[str], tiers: int) -> list[type[Head]]:

@@ -12,9 +12,11 @@ from torch import Tensor
 from spherical_loss.heads.base import full_precision
 from spherical_loss.heads.dense import ParameterHead
 from spherical_loss.heads.factored.batch import gathered
-from spherical_loss.heads.factored.sgd import NO_GRADIENT, HeadSGD, check_options, pending, remaining
+from spherical_loss.heads.factored.sgd import NO_GRADIENT, HeadSGD, check_options, pending, remaining, wrong_head
 from spherical_loss.heads.factored.step import HeadStep, SmallHeadStep, clipping, head_steps
 from spherical_loss.heads.tiered.head import TieredHead
+
+POWER = 0.5  # how the rate of a tier grows with its frequency
 
 
 class TieredSGD(HeadSGD):
@@ -45,21 +47,20 @@ class TieredSGD(HeadSGD):
         self,
         head: TieredHead,
         lr: float,
-        power: float = 0.5,
+        power: float = POWER,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = None,
     ) -> None:
         if not isinstance(head, TieredHead):
-            raise TypeError(f"TieredSGD trains a TieredHead, not {type(head).__name__}")
+            raise wrong_head("TieredSGD trains a TieredHead", head)
         check_options(lr, weight_decay, max_grad_norm)
         if not 0 <= power < math.inf:
             raise ValueError(f"power is {power}, but must be finite and not negative: frequent classes have the larger rate")
-        p = head.tier_frequencies
         # Factored tiers have no parameters: the step finds their tensors in the head.
         factors = iter([head.factor, *(head.factor.new_empty(0) for _ in head.spans)])
         groups = [
-            {"params": list(tier.parameters()) or [next(factors)], "lr": lr * (p_tier / min(p)) ** power}
-            for (tier, _, _), p_tier in zip(head.ranges, p, strict=True)
+            {"params": list(tier.parameters()) or [next(factors)], "lr": lr * factor}
+            for (tier, _, _), factor in zip(head.ranges, head.tier_factors(power), strict=True)
         ]
         super().__init__(head, groups, {"lr": lr, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm})
 
