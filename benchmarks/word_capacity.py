@@ -19,11 +19,15 @@ SIZES = (64, 128, 300, 1_000, 3_000)
 
 
 def measured() -> list[dict[str, Any]]:
-    full = LanguageSettings(vocabulary="full", min_count=1, tokens="words")
-    texts = {"Penn Treebank": load(ptb, LanguageSettings()), "IMDB reviews": load(imdb, full)}
+    repeated, full = (LanguageSettings(vocabulary="full", min_count=n, tokens="words") for n in (2, 1))
+    texts = {
+        "Penn Treebank": (ptb, LanguageSettings()),
+        "IMDB reviews, words that occur twice": (imdb, repeated),
+        "IMDB reviews, all words": (imdb, full),
+    }
     rows = []
-    for name, splits in texts.items():
-        counts = splits.train.frequencies
+    for name, (corpus, settings) in texts.items():
+        counts = load(corpus, settings).train.frequencies
         rows.append({"text": name, "words": len(counts), "perplexity": {str(d): best_perplexity(counts, d) for d in SIZES}})
     return rows
 

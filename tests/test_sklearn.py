@@ -20,7 +20,17 @@ from sklearn.preprocessing import MaxAbsScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spherical_loss import AdaptiveSphericalSoftmax, FactoredHead, GramHead, SphericalSoftmaxLoss, TaylorSoftmaxLoss
+from spherical_loss import (
+    AdaptiveSphericalSoftmax,
+    FactoredHead,
+    FactoredSGD,
+    GramHead,
+    SphericalSoftmaxLoss,
+    TaylorSoftmaxLoss,
+    TieredHead,
+    TieredSGD,
+)
+from spherical_loss.learning_rate import suggested_lr
 from spherical_loss.sklearn import LOSSES, SphericalClassifier
 from tests.support import oracle
 
@@ -52,14 +62,14 @@ def test_digits_as_good_as_logistic_regression():
 
 
 @pytest.mark.parametrize(
-    ("loss", "head"), [*((loss, "dense") for loss in LOSSES), *(("taylor", head) for head in ("gram", "factored"))]
+    ("loss", "head"), [*((loss, "dense") for loss in LOSSES), *(("taylor", head) for head in ("gram", "factored", "tiered"))]
 )
 def test_every_loss_and_every_head_learns(iris, loss, head):
     model = SphericalClassifier(loss, head=head, batch_size=15, max_iter=20, random_state=0)
     assert model.fit(*iris).score(*iris) > 0.85
 
 
-@pytest.mark.parametrize("head", ["gram", "factored"])
+@pytest.mark.parametrize("head", ["gram", "factored", "tiered"])
 @pytest.mark.parametrize("loss", ["softmax", "abs"])
 def test_heads_without_logits_take_the_family_only(iris, loss, head):
     with pytest.raises(TypeError, match="outside the spherical family"):
@@ -260,6 +270,39 @@ def test_adaptive_head(loss):
     assert again.loss_curve_[-1] < again.loss_curve_[0]
 
 
+@pytest.mark.parametrize("loss", ["taylor", "spherical"])
+def test_tiered_head(loss):
+    """It starts at the counts and learns frequent and rare classes, in one tier more than there are decades between them."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), [1200, 3, 5, 5, 40, 40, 3, 3, 8, 8, 8, 8])
+    X = (3 * random.normal(size=(12, 6))[labels] + 0.3 * random.normal(size=(len(labels), 6))).astype(np.float32)
+    model = SphericalClassifier(loss, head="tiered", max_iter=30, random_state=0).fit(X, labels + 100)
+    assert isinstance(model.head_, TieredHead)
+    assert [len(tier.V) for tier in model.head_.tiers] == [1, 11]
+    assert set(model.head_.order[:3].tolist()) == {0, 4, 5}
+    assert model.score(X, labels + 100) > 0.95
+    np.testing.assert_array_equal(model.classes_[model.predict_proba(X).argmax(1)], model.predict(X))
+
+
+@pytest.mark.parametrize("head", ["factored", "tiered"])
+@pytest.mark.parametrize("loss", ["taylor", "spherical"])
+def test_the_first_step_has_the_suggested_rate(monkeypatch, head, loss):
+    """Where the targets follow from the inputs, and with the norms of these rows."""
+    random, rates, p = np.random.default_rng(0), [], 1 / np.arange(1, 61) ** 1.5
+    X, y = random.normal(size=(600, 6)), random.choice(60, 600, p=p / p.sum())
+    model = SphericalClassifier(loss, head=head, hidden_layer_sizes=(), max_iter=1, batch_size=600, random_state=0)
+
+    def step(self, closure=None):
+        square = float((((X - X.mean(0)) / X.std(0)) ** 2).sum(1).mean())
+        suggested = suggested_lr(self.head, LOSSES[loss](), 600, square, noise=None)
+        rates.append((min(group["lr"] for group in self.param_groups), suggested))
+
+    monkeypatch.setattr(TieredSGD if head == "tiered" else FactoredSGD, "step", step)
+    model.fit(X, y)
+    assert rates[0][0] == pytest.approx(rates[0][1], rel=1e-6)
+    assert (head == "tiered") == (len(getattr(model.head_, "tiers", [])) > 1)
+
+
 def test_adaptive_head_needs_a_likelihood():
     with pytest.raises(ValueError, match=r"needs a likelihood of the family.*use 'taylor' or 'spherical'"):
         SphericalClassifier("z", head="adaptive").fit(np.eye(4), [0, 1, 2, 3])
@@ -274,9 +317,9 @@ def several_labels(n: int = 120, D: int = 9, seed: int = 0) -> tuple[np.ndarray,
 
 
 HEADS_OF = {  # that take the loss
-    "taylor": ("dense", "gram", "factored", "adaptive"),
-    "spherical": ("dense", "gram", "factored", "adaptive"),
-    "mse": ("dense", "gram", "factored"),
+    "taylor": ("dense", "gram", "factored", "tiered", "adaptive"),
+    "spherical": ("dense", "gram", "factored", "tiered", "adaptive"),
+    "mse": ("dense", "gram", "factored", "tiered"),
     "softmax": ("dense",),
 }
 
@@ -299,7 +342,7 @@ def test_losses_of_several_true_classes_are_added(loss, head):
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("head", ["dense", "gram", "factored", "adaptive"])
+@pytest.mark.parametrize("head", ["dense", "gram", "factored", "tiered", "adaptive"])
 def test_an_indicator_matrix_is_learned(head):
     X, Y = several_labels(400)
     dense, sparse = (

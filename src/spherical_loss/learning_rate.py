@@ -11,8 +11,8 @@ with zero weights and biases that is :math:`D / |x|^2`. Where targets follow fro
 the contraction shrinks it again. In equilibrium the row of class c, of probability :math:`p_c`, has the covariance
 :math:`lr\, p_c g_c^2 / (4 N g_q)` in every direction, which adds to q and costs :math:`lr |x|^2 E[g_c^2] / (4 N)` nats.
 
-**Tiers.** With a rate of its own for each tier, :math:`lr f_c` for the rows of class c, stability limits the largest of them, and
-noise costs :math:`lr |x|^2 E[f_c g_c^2] / (4 N)`.
+**Tiers.** With a rate of its own for each tier, :math:`lr f_c` for the row of class c, stability limits the largest of them,
+and noise costs :math:`lr |x|^2 E[f_c g_c^2] / (4 N)`.
 
 With biases that match the frequencies :math:`E[g_c^2]` is about :math:`2 D \min(p)` for the Taylor softmax: it is the rarest
 classes that limit the rate. For the spherical softmax both limits are those of the Taylor softmax times eps.
@@ -97,8 +97,8 @@ def suggested_lr(
 def _check_kinds(head: Head, loss: SphericalLoss) -> None:
     if not isinstance(head, Head):
         raise TypeError(
-            f"head is {type(head).__name__}, but the rate is that of a Head; for an AdaptiveSphericalSoftmax give layer.tail, or "
-            "each of layer.tails"
+            f"head is {type(head).__name__}, but the rate is that of a Head: of an AdaptiveSphericalSoftmax give layer.tail, "
+            "or each of layer.tails"
         )
     if not isinstance(loss, SphericalLoss):
         raise TypeError(f"loss is {type(loss).__name__}, but must be of the spherical family, such as TaylorSoftmaxLoss()")

@@ -32,7 +32,10 @@ from spherical_loss.heads import (
     GramHead,
     Head,
     LikelihoodLayer,
+    TieredHead,
+    TieredSGD,
 )
+from spherical_loss.heads.tiered.sgd import POWER
 from spherical_loss.learning_rate import STABLE_SHARE, stable_lr
 from spherical_loss.losses import (
     AbsSoftmaxLoss,
@@ -56,7 +59,7 @@ LOSSES: dict[str, Callable[[], Loss]] = {
     "abs": AbsSoftmaxLoss,
 }
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
-HEAD_NAMES = ("auto", *HEADS, "adaptive")
+HEAD_NAMES = ("auto", *HEADS, "tiered", "adaptive")
 FREQUENT = 2_000  # classes of the softmax of the adaptive head, and half of all classes at most
 MANY_CLASSES = 50_000  # above, the steps of an optimizer over D x d weights take longer than everything else
 NUMBERS = (int, float, np.integer, np.floating)
@@ -69,23 +72,24 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     X is dense or sparse, and is never made dense as a whole. y is one class for each row, or an indicator matrix, (n, D), of
     several true classes, dense or sparse. The network computes in the dtype of X: float32 stays float32.
-    The model is trained by AdamW, the factored head by its exact SGD, with rates that fall linearly to zero.
+    The model is trained by AdamW, factored and tiered heads by their exact SGD, with rates that fall linearly to zero.
 
     Args:
         loss: ``"taylor"``, ``"spherical"``, ``"mse"``, ``"bound"``, ``"bound-fixed"``, ``"z"``, ``"softmax"``, ``"abs"``,
             or a loss itself. ``predict_proba`` and ``predict_log_proba`` exist where the loss models probabilities.
         head: ``"dense"``, ``"gram"`` or ``"factored"``. ``"auto"`` takes the factored head from 50,000 classes on. Below, it
             takes the gram head if D is at least the batch size and the batch size at least d, and else the dense head.
-            ``"softmax"`` and ``"abs"`` need logits, and so the dense head. ``"adaptive"`` is an
-            :class:`AdaptiveSphericalSoftmax`: a softmax over the 2,000 classes that are most frequent in the data (of the first
-            call of ``partial_fit``), with the loss, ``"taylor"`` or ``"spherical"``, over the others.
+            ``"softmax"`` and ``"abs"`` need logits, and so the dense head. ``"tiered"`` is a
+            :class:`TieredHead`, factored with larger steps for more frequent classes; ``"adaptive"`` is an
+            :class:`AdaptiveSphericalSoftmax`, a softmax over the 2,000 most frequent classes, with the loss, ``"taylor"`` or
+            ``"spherical"``, over the others. Both count the classes of the data (of the first call of ``partial_fit``).
         hidden_layer_sizes: ReLU units of each hidden layer; ``()`` for a linear model. The first layer takes the rows of
             a sparse X as they are, and updates only the weights of features that occur; without a hidden layer each
             minibatch is made dense.
-        learning_rate: of AdamW, which trains all but the factored head.
-        factored_step: step of the factored head, as a share of the largest one that is certainly stable, at the start and
-            for the current batch. A plain rate would have to be searched for: good ones grow with D. Above 0.25 steps get
-            expensive.
+        learning_rate: of AdamW, which trains all but factored and tiered heads.
+        factored_step: step of a factored head, or of the most frequent tier, as a share of the largest one that is certainly
+            stable, at the start and for the current batch. A plain rate would have to be searched for: good ones grow with D.
+            The default is the share of :func:`spherical_loss.learning_rate.suggested_lr`. Above 0.25 steps get expensive.
         weight_decay: each step shrinks the weights by ``learning_rate * weight_decay``, but not those of a sparse X's features.
         class_weight: a dict from classes to weights, ``"balanced"`` for weights that make all classes count alike, or None. It
             multiplies the sample weights; for an indicator matrix the classes are its columns.
@@ -320,12 +324,14 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if name == "adaptive":
                 assert isinstance(loss, SphericalLoss)
                 head = AdaptiveSphericalSoftmax(d, D, min(FREQUENT, D // 2), loss, counts + 1)
+            elif name == "tiered":
+                head = TieredHead.by_frequency(d, counts + 1, loss=loss)
             else:
                 head = HEADS[name](d, D, init="he" if bias is None else "zero")
             network = Perceptron(X.shape[1], self.hidden_layer_sizes, issparse(X), head)
         self._first_rate = 0.0
         self.network_ = network.to(torch.from_numpy(np.empty(0, X.dtype)).dtype)
-        if bias is not None and isinstance(head, Head):
+        if bias is not None and isinstance(head, Head) and name != "tiered":  # which has started at the counts
             head.set_bias(bias)
         if weight is not None:
             network.standardize(X, weight)
@@ -366,6 +372,8 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         head = network.head.tail if isinstance(network.head, AdaptiveSphericalSoftmax) else network.head
         if isinstance(head, FactoredHead):
             optimizers.append(FactoredSGD(head, lr=0.0))
+        elif isinstance(head, TieredHead):
+            optimizers.append(TieredSGD(head, lr=0.0))
         for optimizer, moments in zip(optimizers, getattr(self, "_moments", None) or [], strict=False):
             optimizer.load_state_dict(moments)
         return optimizers
@@ -394,13 +402,16 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (losses * torch.from_numpy(weight[part])).mean()
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
-        group = optimizer.param_groups[0]
-        group["lr"] = rate * self.learning_rate
-        if isinstance(optimizer, FactoredSGD):
-            # Never above that of the first step: the rate grows with the outputs, and they grow with the rate, without end.
-            stable = stable_lr(optimizer.head)
-            self._first_rate = self._first_rate or stable
-            group["lr"] = rate * self.factored_step * min(stable, self._first_rate)
+        if not isinstance(optimizer, FactoredSGD | TieredSGD):
+            optimizer.param_groups[0]["lr"] = rate * self.learning_rate
+            return
+        # Never above that of the first step: the rate grows with the outputs, and they grow with the rate, without end.
+        stable = stable_lr(optimizer.head)
+        self._first_rate = self._first_rate or stable
+        largest = rate * self.factored_step * min(stable, self._first_rate)
+        factors = optimizer.head.tier_factors(POWER) if isinstance(optimizer, TieredSGD) else [1.0]
+        for group, factor in zip(optimizer.param_groups, factors, strict=True):
+            group["lr"] = largest * factor / max(factors)
             group["weight_decay"] = rate * self.learning_rate * self.weight_decay / group["lr"] if group["lr"] > 0 else 0.0
 
     @torch.no_grad()

@@ -318,7 +318,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="kind 'sparse' is not known"):
         TieredHead.by_frequency(d, p, CUTS, kinds="sparse")
     head = new_head()
-    with pytest.raises(TypeError, match="loss is CrossEntropyLoss.*TaylorSoftmaxLoss"):
+    with pytest.raises(TypeError, match=r"loss is CrossEntropyLoss.*TaylorSoftmaxLoss"):
         TieredHead.by_frequency(d, p, CUTS, loss=torch.nn.CrossEntropyLoss())
     with pytest.raises(TypeError, match="not FactoredHead; use FactoredSGD"):
         TieredSGD(FactoredHead(d, D), lr=1.0)

@@ -50,8 +50,8 @@ class FaissIndex:
         faiss = _faiss()
         if not isinstance(head, Head):
             raise TypeError(
-                f"FaissIndex takes a head, not {type(head).__name__}: for an AdaptiveSphericalSoftmax layer.tail, whose class i "
-                "is layer.order[layer.frequent + i]; for a SampledSoftmax layer.head"
+                f"FaissIndex takes a head, not {type(head).__name__}: for an AdaptiveSphericalSoftmax layer.tail, whose class "
+                "i is layer.order[layer.frequent + i]; for a SampledSoftmax layer.head"
             )
         if isinstance(head, GradientKeeper) and head.shard.group is not None:
             raise ValueError(

@@ -11,7 +11,8 @@ from spherical_loss.experiments.models import language_model
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
 from spherical_loss.experiments.training.display import Display
 from spherical_loss.experiments.training.train import train
-from tests.experiments.small_texts import make_run
+from spherical_loss.learning_rate import suggested_lr
+from tests.experiments.small_texts import make_run, start
 
 N = 30
 
@@ -46,6 +47,21 @@ def test_the_language_model_learns_with_them(texts: Path, tmp_path: Path, loss: 
     result = train(run, tmp_path, Display())
     assert result["valid"]["perplexity"] < 0.8 * result["start"]["perplexity"]
     assert (result["test"]["simlex_output"] is None) == ("adaptive" in head)
+
+
+@pytest.mark.parametrize("loss", ["taylor", "spherical"])
+def test_tiers_have_the_suggested_rate(texts: Path, tmp_path: Path, loss: str) -> None:
+    """Unless another is given: that of a head with one rate for all words says nothing of them."""
+    run = make_run(loss=loss, head="tiered", lr=0.1, output_rate=None)
+    network, criterion, optimizer, _ = start(run)
+    expected = suggested_lr(network.head, criterion, run.settings.batch_size)
+    assert min(group["lr"] for group in optimizer.factored_groups()) == pytest.approx(expected)
+    result = train(run, tmp_path, Display())
+    assert result["valid"]["perplexity"] < result["start"]["perplexity"]
+    _, _, given, _ = start(make_run(loss=loss, head="tiered", lr=0.1, output_rate=7.0))
+    assert min(group["lr"] for group in given.factored_groups()) == pytest.approx(0.7)
+    assert make_run(loss="z", head="tiered", lr=0.1, output_rate=None).settings.output_rate == 1.0  # none is suggested
+    assert make_run(loss=loss, head="factored", lr=0.1, output_rate=None).settings.output_rate is not None
 
 
 def test_the_language_model_of_many_words_has_two_softmaxes_and_two_tails(

@@ -59,6 +59,8 @@ class LanguageModel(Network):
             inputs = width
         self.trunk = nn.Sequential(*layers)
         self.head: Any = make_head(inputs, D)
+        self.suggested_rates: list[float] = []
+        """Of a tiered head, or of the tails of an adaptive spherical softmax; found before they are trained."""
 
     def hidden(self, x: Tensor) -> Tensor:
         """``(N, d)`` for contexts ``(N, context)``."""
@@ -102,13 +104,21 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             nn.init.zeros_(module.bias)
     head = network.head
-    if isinstance(head, LikelihoodLayer):  # has started already
-        return network
-    if loss.has_prior_bias:
-        head.set_bias(loss.prior_bias(train.frequencies.float()))
-    else:
-        head.set_weight(torch.randn(train.D, head.in_features) * math.sqrt(2 / head.in_features))
+    if not isinstance(head, LikelihoodLayer):  # which has started already
+        if loss.has_prior_bias:
+            head.set_bias(loss.prior_bias(train.frequencies.float()))
+        else:
+            head.set_weight(torch.randn(train.D, head.in_features) * math.sqrt(2 / head.in_features))
+    network.suggested_rates = suggested_rates(head, loss, settings.batch_size)
     return network
+
+
+def suggested_rates(head: Head | LikelihoodLayer, loss: Loss, batch_size: int) -> list[float]:
+    if isinstance(head, AdaptiveSphericalSoftmax):
+        return [suggested_lr(tail, head.loss, batch_size) for tail in head.tails]
+    if isinstance(head, TieredHead) and isinstance(loss, SphericalLoss) and loss.is_likelihood:
+        return [suggested_lr(head, loss, batch_size)]
+    return []
 
 
 def made_head(name: str, d: int, train: TextSet, loss: Loss) -> Head | LikelihoodLayer:
@@ -160,19 +170,20 @@ class SGDBesideFactored(torch.optim.SGD):
 def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> torch.optim.Optimizer:
     """Plain SGD, with a learning rate of its own for the output layer."""
     assert settings.lr is not None
-    assert settings.output_rate is not None
     trunk, head = [*network.embedding.parameters(), *network.trunk.parameters()], network.head
+    if isinstance(head, TieredHead):
+        rate = network.suggested_rates[0] if settings.output_rate is None else settings.lr * settings.output_rate
+        return SGDBesideFactored(trunk, settings.lr, TieredSGD(head, rate))
+    assert settings.output_rate is not None
     if isinstance(head, FactoredHead):
         return SGDBesideFactored(trunk, settings.lr, FactoredSGD(head, settings.lr * settings.output_rate))
-    if isinstance(head, TieredHead):
-        return SGDBesideFactored(trunk, settings.lr, TieredSGD(head, settings.lr * settings.output_rate))
     groups: list[dict[str, Any]] = [
         {"params": trunk},
         {"params": head.parameters(), "lr": settings.lr * settings.output_rate},
     ]
     if isinstance(head, AdaptiveSphericalSoftmax):
         given = None if settings.tail_rate is None else settings.lr * settings.tail_rate
-        rates = [given or suggested_lr(tail, head.loss, settings.batch_size) for tail in head.tails]
+        rates = [given or suggested for suggested in network.suggested_rates]
         tails = [FactoredSGD(tail, rate) for tail, rate in zip(head.tails, rates, strict=True)]
         return SGDBesideFactored(groups, settings.lr, *tails)
     return torch.optim.SGD(groups, settings.lr)

@@ -82,7 +82,8 @@ class LanguageSettings(Settings):
     embedding: int = 250
     """Size of a word's embedding."""
     output_rate: float | None = None
-    """Learning rate of the output layer, as a multiple of --lr."""
+    """Learning rate of the output layer, as a multiple of --lr; by default the tuned one, and for the rarest words of the
+    tiered head that of suggested_lr."""
     tail_rate: float | None = None
     """Learning rate of the tail of the adaptive-spherical head, as a multiple of --lr; by default from suggested_lr."""
     vocabulary: int | Literal["full"] | None = 10_000

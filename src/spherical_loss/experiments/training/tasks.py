@@ -45,8 +45,11 @@ def open_values(task: str, loss: str, settings: Settings, tuned: Path | None = N
     shallow = entry.shallow.get(rated, {}) if getattr(settings, "layers", None) == 0 else {}
     shipped = tuned_values(task, rated, settings, SHIPPED)
     own = {} if tuned is None else tuned_values(task, rated, settings, tuned)
-    values = {**entry.values.get(loss, {}), **entry.values.get(rated, {})}
-    return {"lr": entry.lr, **LOSSES[loss].defaults, **values, **shallow, **shipped, **own}
+    values = {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **entry.values.get(rated, {})}
+    values = {**values, **shallow, **shipped}
+    if getattr(settings, "head", None) == "tiered" and loss in STARTS_AT_FREQUENCIES:
+        values.pop("output_rate", None)  # one rate for all words says nothing of tiers: theirs is from suggested_lr
+    return {**values, **own}
 
 
 def language_task(summary: str, settings: LanguageSettings, losses: tuple[str, ...], values: dict[str, dict[str, Any]]) -> Task:
@@ -69,6 +72,8 @@ def language_settings(**changes: Any) -> LanguageSettings:
     common: dict[str, Any] = {"batch_size": 250, "momentum": 0.0, "monitor": "nll", "halve_after": 1}
     return LanguageSettings(**{**common, **changes})
 
+
+STARTS_AT_FREQUENCIES = ("taylor", "spherical")  # of the losses that a tiered head takes: suggested_lr needs such a start
 
 # Learning rates are not comparable between losses: the outputs of the spherical ones start large, at their prior biases.
 RATES: dict[str, dict[str, Any]] = {
