@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import crossover, labels, search, word_capacity
+from benchmarks import choices, crossover, labels, search, word_capacity
 from benchmarks.language_step import PART_NAMES
 from benchmarks.quality import leverages
 from benchmarks.quality import page as quality_page
@@ -32,16 +32,19 @@ def code(name: str) -> str:
 def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     """The text between the marks, by the page (in docs/) and the name of the marks."""
     crossings: list[Row] = stored("crossover")
+    classes, time = stored("quality-classes"), stored("quality-time")
     parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "adaptive": adaptive}
     return {
         **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
-        ("benchmarks.md", "quality"): quality(stored("quality-time")),
+        ("guides/choosing-a-head.md", "by-classes"): choices.heads(measured, crossings, classes, time),
+        ("guides/choosing-a-loss.md", "by-classes"): choices.losses(classes, time),
+        ("benchmarks.md", "quality"): quality(time),
         ("how/many-classes.md", "capacity"): markdown(replace(word_capacity.table(stored("capacity")), title="")),
         ("guides/several-classes.md", "labels"): markdown(replace(labels.table(stored("labels")), title="")),
         ("guides/serving.md", "search"): markdown(replace(search.table(stored("search")), title="")),
         ("how/many-classes.md", "leverages"): markdown(leverages.table(stored("leverages"))),
-        ("how/many-classes.md", "classes"): markdown(quality_page.by_classes(stored("quality-classes"))),
+        ("how/many-classes.md", "classes"): markdown(quality_page.by_classes(classes)),
         ("limits.md", "paper"): paper(),
         ("limits.md", "gain"): gain(crossings),
         ("limits.md", "refactoring"): refactoring(measured),

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from spherical_loss import AdaptiveSphericalSoftmax, FactoredSGD, files
-from spherical_loss.learning_rate import suggested_lr
+from spherical_loss import AdaptiveSphericalSoftmax, FactoredSGD, files, suggested_lr
 
 DENSE_CLASSES = 16_384  # of the measured dense step, whose time is proportional to them
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         TieredHead,
         TieredSGD,
     )
+    from spherical_loss.learning_rate import suggested_lr
     from spherical_loss.losses import (
         AbsSoftmaxLoss,
         QuadraticSoftmaxLoss,
@@ -58,9 +59,10 @@ __all__ = [
     "TieredSGD",
     "ZLoss",
     "functional",
+    "suggested_lr",
 ]
 
-_MODULES = ("base", "functional", "heads", "losses", "statistics")
+_MODULES = ("base", "functional", "heads", "learning_rate", "losses", "statistics")
 
 
 def __getattr__(name: str) -> object:

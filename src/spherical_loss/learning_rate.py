@@ -40,7 +40,7 @@ from torch import Tensor
 
 from spherical_loss.base import SphericalLoss
 from spherical_loss.heads.base import Head
-from spherical_loss.heads.factored.keeper import GradientKeeper
+from spherical_loss.heads.factored import FactoredHead
 from spherical_loss.heads.tiered import TieredHead
 from spherical_loss.heads.tiered.sgd import POWER
 from spherical_loss.statistics import statistics_dtype
@@ -122,7 +122,7 @@ def _slopes(loss: SphericalLoss, outputs: Tensor, factors: Tensor) -> tuple[floa
     return float(g_q), float((factors.to(o.dtype) * g_c.square() / p).sum())
 
 
-def stable_lr(head: GradientKeeper) -> float:
+def stable_lr(head: FactoredHead | TieredHead) -> float:
     """The largest learning rate that is certainly stable, ``1 / trace(A)``, as the last backward pass found it.
 
     It is the limit of :func:`suggested_lr` where the head is now, instead of where it started; for the most frequent tier of a
