@@ -89,7 +89,7 @@ class SphericalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learning_rate: of AdamW, which trains all but factored and tiered heads.
         factored_step: step of a factored head, or of the most frequent tier, as a share of the largest one that is certainly
             stable, at the start and for the current batch. A plain rate would have to be searched for: good ones grow with D.
-            The default is the share of :func:`spherical_loss.learning_rate.suggested_lr`. Above 0.25 steps get expensive.
+            The default is the share of :func:`spherical_loss.suggested_lr`. Above 0.25 steps get expensive.
         weight_decay: each step shrinks the weights by ``learning_rate * weight_decay``, but not those of a sparse X's features.
         class_weight: a dict from classes to weights, ``"balanced"`` for weights that make all classes count alike, or None. It
             multiplies the sample weights; for an indicator matrix the classes are its columns.
