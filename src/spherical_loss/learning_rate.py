@@ -125,8 +125,8 @@ def _slopes(loss: SphericalLoss, outputs: Tensor, factors: Tensor) -> tuple[floa
 def stable_lr(head: FactoredHead | TieredHead) -> float:
     """The largest learning rate that is certainly stable, ``1 / trace(A)``, as the last backward pass found it.
 
-    It is the limit of :func:`spherical_loss.suggested_lr` where the head is now, instead of where it started; for the most frequent tier of a
-    :class:`TieredHead`.
+    It is the limit of :func:`spherical_loss.suggested_lr` where the head is now, instead of where it started; for the most
+    frequent tier of a :class:`TieredHead`.
     """
     trace = sum(float((2 * b.g_q.abs() * b.H.square().sum(1)).sum()) for b in head.gradients)
     return 1 / trace if trace > 0 else 0.0
