@@ -123,17 +123,18 @@ class Loss(nn.Module, ABC):
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
     def described(self) -> str:
-        """Name and parameters, tensors by their sums: equal for losses that are equal, in whichever process.
+        """Name and parameters, tensors by sums of ``x``, ``x^2`` and ``i x_i``: equal for equal losses, in whichever process.
 
         >>> from spherical_loss import SphericalSoftmaxLoss
         >>> SphericalSoftmaxLoss(0.3, weight=torch.ones(5)).described()
-        'SphericalSoftmaxLoss(a1=0.3, a2=0.0, a3=1.0, eps=0.3, weight=[5] 5 5)'
+        'SphericalSoftmaxLoss(a1=0.3, a2=0.0, a3=1.0, eps=0.3, weight=[5] 5 5 10)'
         """
         values = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
         given = {name: value for name, value in values.items() if name not in DEFAULTS or value != DEFAULTS[name]}
         for name, x in [*self.named_parameters(), *self.named_buffers()]:
-            wide = x.detach().to(statistics_dtype(x.device))
-            given[name] = f"{list(x.shape)} {float(wide.sum()):.12g} {float(wide.square().sum()):.12g}"
+            wide = x.detach().to(statistics_dtype(x.device)).flatten()
+            sums = wide.sum(), wide @ wide, wide @ torch.arange(len(wide)).to(wide)
+            given[name] = " ".join([f"{list(x.shape)}", *(f"{float(total):.12g}" for total in sums)])
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in given.items())})"
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import spherical_loss as sl
 from spherical_loss.files import DamagedFileError
-from spherical_loss.heads import FactoredHead, FactoredSGD
+from spherical_loss.heads import FactoredHead, FactoredSGD, TieredHead
 from spherical_loss.heads.checkpoint import load_checkpoint, save_checkpoint
 from spherical_loss.heads.factored import transform
 from spherical_loss.processes import only_job
@@ -196,7 +196,15 @@ def _disagree(rank: int, ranks: int, folder: str) -> None:
             FactoredSGD(head, **options).step()
         assert torch.equal(head.V, before)
 
-    weights = [torch.arange(D) % (2 + r) + 1.0 for r in range(2)]
+    with pytest.raises(ValueError, match=r"init=he, .* init=zero, "):
+        FactoredHead(d, D, init=["he", "zero"][rank], group=group)
+    with pytest.raises(ValueError, match=r"k=2, .* k=3, "):
+        new_head(group).topk(H, 2 + rank, loss)
+    counts = torch.arange(1.0, D + 1)
+    with pytest.raises(ValueError, match=r"order=.*; rank 1: .*order="):  # of the classes
+        TieredHead(d, D, cuts=(10,), frequencies=[counts, counts.flip(0)][rank], group=group)
+
+    weights = [torch.arange(1.0, D + 1), torch.arange(D, 0.0, -1)]
     for pattern, different in {
         "loss=.*TaylorSoftmaxLoss.*; rank 1: .*loss=.*SphericalSoftmaxLoss": [loss, sl.SphericalSoftmaxLoss(0.1)],
         "eps=0.1.*; rank 1: .*eps=0.2": [sl.SphericalSoftmaxLoss(0.1), sl.SphericalSoftmaxLoss(0.2)],

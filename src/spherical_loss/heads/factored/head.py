@@ -94,7 +94,7 @@ class FactoredHead(GradientKeeper):
         self.version = 0  # how often W changed: a gradient belongs to one version
         # The same as a buffer: whoever copies or averages buffers from outside changes this one, too.
         self.register_buffer("written", torch.zeros((), dtype=torch.float32), persistent=False)
-        self.shard.agree(self.Q.base, version=version_of("spherical-loss"), torch=torch.__version__)
+        self.shard.agree(self.Q.base, init=init, version=version_of("spherical-loss"), torch=torch.__version__)
         self.register_load_state_dict_post_hook(_bring_up_to_date)
         if init == "he" and not self.V.is_meta:
             self._draw(he_std(in_features))

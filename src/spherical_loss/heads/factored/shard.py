@@ -72,7 +72,7 @@ class Shard:
     def topk(self, hidden: Tensor, k: int, search: Callable[[Tensor], TopK]) -> TopK:
         """The best classes of all processes for the hidden vectors (..., d) of each; ``search`` finds those kept here: k, or
         all of them where fewer are kept."""
-        (batches,) = self.gather(hidden.reshape(-1, hidden.shape[-1]))
+        (batches,) = self.gather(hidden.reshape(-1, hidden.shape[-1]), k=k)
         found = search(torch.cat(batches))
         scores, classes = (torch.cat(parts).T for parts in self.gather(*(x.T.contiguous() for x in found)))
         best = scores.topk(k)

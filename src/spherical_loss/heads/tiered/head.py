@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
@@ -103,7 +104,9 @@ class TieredHead(GradientKeeper):
         """The factored tiers, whose passes and steps share computations."""
         self.parameter_tiers = [(tier, start, stop) for tier, start, stop in self.ranges if isinstance(tier, ParameterHead)]
         """The others."""
-        self.shard = Shard(num_classes, group, in_features=in_features, bias=bias, cuts=cuts)
+        ordered = None if group is None else sha256(order.numpy().tobytes()).hexdigest()[:8]
+        self.shard = Shard(num_classes, group, in_features=in_features, bias=bias, cuts=cuts, order=ordered)
+        self.shard.agree(self.order)
 
     @classmethod
     def by_frequency(
