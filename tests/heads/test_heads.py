@@ -286,6 +286,19 @@ def test_bad_input(Kind):
 
 
 @every_head
+def test_the_ignored_index_may_be_a_class(Kind):
+    """Padding is often class 0: every target is in range, and some are ignored all the same."""
+    head, loss = Kind(4, 10, ignore_index=0).double(), sl.TaylorSoftmaxLoss()  # the head marks them
+    hidden, target, _ = random_batch(6, 4, 10, seed=0)
+    target[:2], target[2:] = 0, target[2:].clamp_min(1)
+    H, kept = hidden.clone().requires_grad_(), hidden[2:].clone().requires_grad_()
+    value, expected = loss(head(H, target)), loss(head(kept, target[2:]))
+    torch.testing.assert_close(value, expected)
+    torch.autograd.backward([value, expected])
+    torch.testing.assert_close(H.grad, torch.cat([torch.zeros(2, 4, dtype=torch.float64), kept.grad]))
+
+
+@every_head
 def test_class_weight_and_every_target_ignored(Kind):
     head, weight = Kind(4, 10).double(), torch.rand(10, dtype=torch.float64)
     hidden, target, _ = random_batch(6, 4, 10, seed=0, ignored=2)
