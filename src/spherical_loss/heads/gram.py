@@ -6,7 +6,7 @@ With the hidden vectors as the rows of H, ``H = alpha u^T + R`` (:mod:`spherical
     s = R w + gamma C^T 1,    q = rowsum(R * (R Q)) + 2 rowsum(R * gamma C^T W) + gamma C^T C gamma,    o_c = W_c . h + b_c
 
     grad_H = g_s w^T + 2 g_q (R Q + gamma C^T W) + g_c W_c,    w = W^T 1
-    grad_W = 1 a^T + W A + C T + (g_c h^T in the target rows)
+    grad_W = [1 C] [a T] + W A + (g_c h^T in the target rows)
         with a = H^T g_s,   A = 2 R^T diag(g_q) H = 2 R^T diag(g_q) R + 2 (R^T diag(g_q) alpha) u^T,   T = 2 gamma^T diag(g_q) H
     grad_b = sum(g_s) + W (2 R^T g_q) + C (2 gamma^T g_q) + (g_c in the target rows)
 
@@ -79,24 +79,23 @@ class _GramStatistics(torch.autograd.Function):
             X = H.to(dtype)
             u, alpha, R = split(X)
             gamma = _coefficients(alpha, b)
-            w, C, CW = _products_with_columns(W, b, u)
+            columns, products = _products_with_columns(W, b, u)
+            C, w, CW = columns[1:], products[0], products[1:]
             HQ = R @ gram_matrix(W) if form == "gram" else _through_logits(R, W)
-            s, q = (R @ w).to(precise), torch.linalg.vecdot(R, HQ).to(precise)
-            for k, c, cW in zip(gamma, C, CW, strict=True):
-                s += k * c.sum(dtype=precise)
-                q += 2 * k * (R @ cW)
-                HQ.addr_(k, cW)
+            s = (R @ w).to(precise) + C.sum(1, dtype=precise) @ gamma.to(precise)
+            q = torch.linalg.vecdot(R, HQ).to(precise) + 2 * (gamma * (CW @ R.T)).sum(0, dtype=precise)
             q += (gamma * ((C.to(precise) @ C.T.to(precise)) @ gamma.to(precise))).sum(0)
+            HQ.addmm_(gamma.T, CW)
             o_c = torch.einsum("nkd,nd->nk", W[classes].to(dtype), X)
             o_c = o_c if b is None else o_c + b[classes]
-        ctx.save_for_backward(H, W, b, classes, HQ, w, C, u, alpha)
+        ctx.save_for_backward(H, W, b, classes, HQ, w, columns, u, alpha)
         ctx.form = form
         return s, without_rounding(q, len(W)), o_c.to(precise)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
-        H, W, b, classes, HQ, w, C, u, alpha = ctx.saved_tensors
+        H, W, b, classes, HQ, w, columns, u, alpha = ctx.saved_tensors
         dtype = widened(W.dtype)
         g_s, g_q, g_c = g_s.to(dtype), 2 * g_q.to(dtype), g_c.to(dtype)
         grad_H = grad_W = grad_b = None
@@ -107,28 +106,26 @@ class _GramStatistics(torch.autograd.Function):
                 grad_H = grad_H.addr_(g_s, w).addcmul_(g_q.unsqueeze(1), HQ).to(H.dtype)
             R, gamma = along(X, u, alpha).R, _coefficients(alpha, b)
             if ctx.needs_input_grad[1]:
-                grad_W = _gradient_of_weights(X, Split(u, alpha, R), gamma, g_s, g_q, W, C, ctx.form)
+                grad_W = _gradient_of_weights(X, Split(u, alpha, R), gamma, g_s, g_q, W, columns, ctx.form)
                 _add_target_rows(grad_W, X, g_c, classes)
             if b is not None and ctx.needs_input_grad[2]:
-                grad_b = (_product(W, R.T @ g_q) + g_s.sum()).addmv_(C.T, gamma @ g_q)
+                grad_b = (_product(W, R.T @ g_q) + g_s.sum()).addmv_(columns[1:].T, gamma @ g_q)
                 grad_b = grad_b.index_add_(0, classes.flatten(), g_c.flatten()).to(b.dtype)
         return grad_H, grad_W, grad_b, None, None
 
 
-def _products_with_columns(W: Tensor, b: Tensor | None, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """w (d,), the columns of C, which are ``W u`` and b, (1 or 2, D), and ``C^T W`` (1 or 2, d), in one pass over W."""
-    C = u.new_empty(1 if b is None else 2, len(W))
+def _products_with_columns(W: Tensor, b: Tensor | None, u: Tensor) -> tuple[Tensor, Tensor]:
+    """``[1 C]^T``, whose rows are ones, ``W u`` and b, (2 or 3, D), and its product with W, (2 or 3, d), in one pass over W."""
+    columns = u.new_ones(2 if b is None else 3, len(W))
     if b is not None:
-        C[1] = b
-    w, CW = u.new_zeros(len(u)), u.new_zeros(len(C), len(u))
+        columns[2] = b
+    products = u.new_zeros(len(columns), len(u))
     size = _rows_at_once(W)
-    for rows, columns in zip(W.split(size), C.split(size, 1), strict=True):
+    for rows, part in zip(W.split(size), columns.split(size, 1), strict=True):
         wide = rows.to(u.dtype)
-        torch.mv(wide, u, out=columns[0])
-        w += wide.sum(0)
-        for c, cW in zip(columns, CW, strict=True):
-            cW.addmv_(wide.T, c)
-    return w, C, CW
+        torch.mv(wide, u, out=part[1])
+        products.addmm_(part, wide)
+    return columns, products
 
 
 def _coefficients(alpha: Tensor, b: Tensor | None) -> Tensor:
@@ -180,21 +177,20 @@ def _through_logits(X: Tensor, W: Tensor) -> Tensor:
 
 
 def _gradient_of_weights(
-    X: Tensor, parts: Split, gamma: Tensor, g_s: Tensor, g_q: Tensor, W: Tensor, C: Tensor, form: str
+    X: Tensor, parts: Split, gamma: Tensor, g_s: Tensor, g_q: Tensor, W: Tensor, columns: Tensor, form: str
 ) -> Tensor:
-    """``W A + 1 a^T + C T`` (``g_q`` is doubled already), in the order of the plan."""
+    """``[1 C] [a T] + W A`` (``g_q`` is doubled already), in the order of the plan."""
     u, alpha, R = parts
-    scaled = g_q.unsqueeze(1) * X
-    a, T = g_s @ X, gamma @ scaled
+    aT = torch.cat([g_s.unsqueeze(0), gamma * g_q]) @ X
     grad = torch.empty_like(W, memory_format=torch.contiguous_format)
     if form == "gram":
         A = _symmetric_product(R, g_q.unsqueeze(1) * R).addr_(R.T @ (g_q * alpha), u)
+    else:
+        scaled = g_q.unsqueeze(1) * X
     size = _rows_at_once(W) if form == "gram" else max(1, CHUNK // max(1, X.shape[0]))
-    for rows, columns, into in zip(W.split(size), C.split(size, 1), grad.split(size), strict=True):
+    for rows, part, into in zip(W.split(size), columns.split(size, 1), grad.split(size), strict=True):
         wide, out = rows.to(X.dtype), into if into.dtype == X.dtype else X.new_empty(into.shape)
-        torch.mm(*((wide, A) if form == "gram" else (wide @ R.T, scaled)), out=out).add_(a)
-        for c, t in zip(columns, T, strict=True):
-            out.addr_(c, t)
+        torch.mm(part.T, aT, out=out).addmm_(*((wide, A) if form == "gram" else (wide @ R.T, scaled)))
         if out is not into:
             into.copy_(out)
     return grad

@@ -190,6 +190,17 @@ def study_of(folder: Path, name: str, trials: dict[float, float]) -> None:
         made.add_trial(optuna.trial.create_trial(params={"lr": lr}, distributions=rates, value=value))
 
 
+def test_a_database_that_is_none_of_ours_is_named(tmp_path: Path) -> None:
+    finished_folder(tmp_path / "garbage", run(), error=0.25)
+    (tmp_path / "garbage" / "mnist" / "tune.db").write_bytes(b"garbage" * 500)
+    study_of(tmp_path / "no task" / "nonsense", "nonsense-taylor-0123456789", {0.1: 0.25})
+    study_of(tmp_path / "no name" / "mnist", "mnist-<b>-0123456789", {0.1: 0.25})
+    for out, why in (("garbage", "not a database"), ("no task", "no task 'nonsense'"), ("no name", "<b>")):
+        with pytest.raises(UserError, match=rf"tune.db is no database of 'spherical-loss tune' \(.*{why}"):
+            collected(tmp_path / out, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
 def test_studies_are_read_from_the_database_and_their_runs_stay_out(tmp_path: Path) -> None:
     out, results = tmp_path / "out", tmp_path / "results"
     study_of(out / "mnist", "mnist-bound-fixed-0123456789", {0.01: 0.3})

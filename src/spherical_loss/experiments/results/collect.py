@@ -12,10 +12,10 @@ from optuna.trial import TrialState
 
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.results.store import Study, add_runs, add_studies, line_of, read_config, run_folders
-from spherical_loss.experiments.training.records import of_language
+from spherical_loss.experiments.training.records import check_study, of_language
 from spherical_loss.experiments.training.run_folder import read_result
 from spherical_loss.experiments.training.tasks import TASKS
-from spherical_loss.experiments.tuning.tune import finished_trials, judged, judged_by, three_digits
+from spherical_loss.experiments.tuning.tune import database_error, finished_trials, judged, judged_by, three_digits
 
 Config = dict[str, Any]
 Group = list[Path]
@@ -29,7 +29,7 @@ def collect(runs: Path, results: Path, trials: bool, say: Callable[[str], None])
         raise UserError(
             f"{runs} has no finished runs (TASK/RUN/result.json); give the --out folder of compare, reproduce or tune"
         )
-    found = [pair for path in databases for pair in read_database(path, configs)]
+    found = [pair for path in databases for pair in read_checked(path, configs)]
     left_out = set() if trials else {folder for _, folders in found for folder in folders}
     lines = [line_of(folder) for folder in configs if folder not in left_out]
     added, studies = add_runs(results, lines), add_studies(results, [study for study, _ in found])
@@ -38,6 +38,24 @@ def collect(runs: Path, results: Path, trials: bool, say: Callable[[str], None])
         say(
             f"{len(left_out)} runs are trials of these studies and are not added to {results / 'runs'}; --trials adds them, too"
         )
+
+
+def read_checked(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, Group]]:
+    """:func:`read_database`, or a message that names the file."""
+    try:
+        if path.parent.name not in TASKS:
+            raise ValueError(f"there is no task {path.parent.name!r}")
+        found = read_database(path, configs)
+        for study, _ in found:
+            check_study(vars(study))
+        return found
+    except Exception as error:
+        reason = str(error) if isinstance(error, ValueError) else database_error(error)
+        if reason is None:
+            raise
+        raise UserError(
+            f"{path} is no database of 'spherical-loss tune' ({reason}); move it to collect the runs alone"
+        ) from error
 
 
 def read_database(path: Path, configs: dict[Path, Config]) -> list[tuple[Study, Group]]:
