@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
@@ -223,10 +224,12 @@ COUNTS = torch.arange(1, D + 1).flip(0).roll(7)
         lambda: sl.SampledSoftmax(d, D),
         lambda: sl.SampledSoftmax(d, D, frequencies=COUNTS),
         lambda: sl.TieredHead.by_frequency(d, COUNTS, loss=sl.TaylorSoftmaxLoss()),
+        lambda: sl.FactoredHead(d, D),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_layers_made_on_the_meta_device(make, dtype):
+@pytest.mark.parametrize("assign", [False, True])
+def test_layers_made_on_the_meta_device(make, dtype, assign):
     saved, hidden, target = make().to(dtype), torch.randn(N, d, dtype=dtype), torch.randint(D, (N,))
     with torch.no_grad():
         for p in saved.parameters():
@@ -234,14 +237,15 @@ def test_layers_made_on_the_meta_device(make, dtype):
     with torch.device("meta"):
         layer = make().to(dtype)
     assert all(x.is_meta for x in (*layer.buffers(), *layer.parameters()))
-    layer.to_empty(device="cpu")
-    for x in (*layer.buffers(), *layer.parameters()):
-        x.detach().fill_(77)  # what is not loaded is seen
-    layer.load_state_dict(saved.state_dict())
+    if not assign:
+        layer.to_empty(device="cpu")
+        for x in (*layer.buffers(), *layer.parameters()):
+            x.detach().fill_(77)  # what is not loaded is seen
+    layer.load_state_dict(copy.deepcopy(saved.state_dict()), assign=assign)
 
     def outputs(layer):
         torch.manual_seed(0)  # of the negatives
-        if isinstance(layer, sl.TieredHead):
+        if isinstance(layer, sl.Head):
             return (*layer(hidden, target)[:3], *layer.topk(hidden, 5, sl.TaylorSoftmaxLoss()), layer.logits(hidden))
         return (*layer(hidden, target), layer.log_prob(hidden), *layer.topk(hidden, 5))
 

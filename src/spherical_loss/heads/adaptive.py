@@ -230,6 +230,7 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         return o.to(widened(o.dtype)).mul_(self.scale)
 
     def _rank(self) -> None:
+        self.rank = torch.empty_like(self.order)  # where order is now
         self.rank[self.order] = torch.arange(self.n_classes, device=self.order.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

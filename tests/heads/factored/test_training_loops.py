@@ -155,6 +155,29 @@ def test_averages_of_buffers_are_refused(make, optimizer_of, use_buffers):
     assert head(hidden, target).q.isfinite().all()  # the head itself is as it was
 
 
+@pytest.mark.parametrize(("make", "optimizer_of"), KINDS[:3])
+def test_averages_through_a_state_dict_are_refused(make, optimizer_of):
+    """In place, as many training scripts do, and loaded."""
+    head = make()
+    optimizer, average, before = optimizer_of(head, lr=0.5), copy.deepcopy(head).eval(), copy.deepcopy(head.state_dict())
+    for step in range(30):
+        optimizer.zero_grad()
+        hidden, target = batch_of(head, step)
+        sl.TaylorSoftmaxLoss()(head(hidden, target)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        for theirs, ours in zip(average.state_dict().values(), head.state_dict().values(), strict=True):
+            theirs.copy_(0.5 * theirs + 0.5 * ours)
+    with pytest.raises(RuntimeError, match=r"overwritten from outside.*head\.average_into"):
+        average(hidden, target)
+    if any(not span.head.is_small for span in head.spans):
+        mean = {name: (x + before[name]) / 2 if x.is_floating_point() else x for name, x in head.state_dict().items()}
+        with pytest.raises(ValueError, match=r"do not belong together.*head\.average_into"):
+            head.load_state_dict(mean)
+        with pytest.raises(RuntimeError, match="overwritten from outside"):
+            head.eval()(hidden, target)
+
+
 @pytest.mark.parametrize(("make", "optimizer_of"), KINDS)
 def test_an_exact_average(make, optimizer_of):
     torch.manual_seed(0)

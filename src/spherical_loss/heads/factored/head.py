@@ -15,6 +15,7 @@ from spherical_loss.heads.base import CHUNK, TopK, chunk_rows, full_precision, h
 from spherical_loss.heads.factored.accumulator import Accumulator
 from spherical_loss.heads.factored.keeper import GradientKeeper
 from spherical_loss.heads.factored.nearby import MOST_CLASSES, Nearby
+from spherical_loss.heads.factored.parts import REMEDY, check_parts
 from spherical_loss.heads.factored.shard import Shard, version_of
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span, sums
 from spherical_loss.heads.factored.transform import RowTransform
@@ -92,8 +93,8 @@ class FactoredHead(GradientKeeper):
         self.nearby: Nearby | None = None
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version
-        # The same as a buffer: whoever copies or averages buffers from outside changes this one, too.
-        self.register_buffer("written", torch.zeros((), dtype=torch.float32), persistent=False)
+        # The steps as a buffer: whoever copies or averages buffers from outside changes this one, too.
+        self.register_buffer("written", torch.zeros((), dtype=torch.float32))
         self.shard.agree(self.Q.base, init=init, version=version_of("spherical-loss"), torch=torch.__version__)
         self.register_load_state_dict_post_hook(_bring_up_to_date)
         if init == "he" and not self.V.is_meta:
@@ -183,7 +184,7 @@ class FactoredHead(GradientKeeper):
     @property
     def weight(self) -> Tensor:
         dense = torch.empty(len(self.shard), self.in_features, dtype=self.dtype, device=self.V.device)
-        for rows in self._row_chunks():
+        for rows in self.row_chunks():
             dense[rows] = self.rows(rows)[:, : self.in_features]
         return dense if self.shard.group is None else torch.cat(self.shard.gather(dense)[0])
 
@@ -191,7 +192,7 @@ class FactoredHead(GradientKeeper):
     def bias(self) -> Tensor | None:
         if not self.has_bias:
             return None
-        rows = torch.cat([self.V.new_empty(0), *(self.rows(rows)[:, self.in_features] for rows in self._row_chunks())])
+        rows = torch.cat([self.V.new_empty(0), *(self.rows(rows)[:, self.in_features] for rows in self.row_chunks())])
         kept = rows.to(self.dtype)
         return kept if self.shard.group is None else torch.cat(self.shard.gather(kept)[0])
 
@@ -245,7 +246,7 @@ class FactoredHead(GradientKeeper):
         self._edited()
         self.refactor()
         weight = weight[self.shard.start : self.shard.stop]
-        for rows in self._row_chunks():
+        for rows in self.row_chunks():
             self.V[rows, : self.in_features] = weight[rows].to(self.V.dtype)
         self.refactor()
 
@@ -285,7 +286,7 @@ class FactoredHead(GradientKeeper):
         if not self.U.is_identity or w0.any():
             with full_precision(self.V.device):
                 self.U.close_frame()
-                for rows in self._row_chunks():
+                for rows in self.row_chunks():
                     self.U.bring_forward_(self.V[rows], self.row_frames[rows]).add_(w0)
         self._start_over()
         self.summarize()
@@ -295,7 +296,7 @@ class FactoredHead(GradientKeeper):
         Q = torch.zeros_like(self.Q.base)
         self.w.zero_()
         with full_precision(self.V.device):
-            for rows in self._row_chunks():
+            for rows in self.row_chunks():
                 Q += gram_matrix(self.V[rows].to(Q.dtype))  # float32 would not do where q cancels
                 self.w += self.V[rows].sum(0)
         self.Q.set_(self.shard.sum_(Q))
@@ -328,7 +329,7 @@ class FactoredHead(GradientKeeper):
     def changed(self) -> None:
         """W was changed, by this head or by a step."""
         self.version += 1
-        self.written.fill_(self.version % EXACT_IN_FLOAT32)
+        self.written.fill_(self.steps % EXACT_IN_FLOAT32)
 
     def check_untouched(self) -> None:
         """Raise a ``RuntimeError`` if buffers were overwritten from outside, each for itself: they belong together."""
@@ -336,14 +337,13 @@ class FactoredHead(GradientKeeper):
             return
         if self.training and self.written.device.type != "cpu":
             return  # reading it would wait for the device in every step
-        if float(self.written) != self.version % EXACT_IN_FLOAT32:
+        if float(self.written) != self.steps % EXACT_IN_FLOAT32:
             raise RuntimeError(
                 "the buffers of this head were overwritten from outside, as AveragedModel of torch.optim.swa_utils does, or "
-                "not initialized after to_empty(). W = V U + 1 w0^T is no average of averages: average the trunk alone with "
-                "AveragedModel, and the head with head.average_into(linear, share); after to_empty(), call load_state_dict()"
+                f"not initialized after to_empty(). {REMEDY}; after to_empty(), call load_state_dict()"
             )
 
-    def _row_chunks(self) -> Iterator[slice]:
+    def row_chunks(self) -> Iterator[slice]:
         size = max(1, CHUNK // self.V.shape[1])
         for start in range(0, len(self.shard), size):
             yield slice(start, min(start + size, len(self.shard)))
@@ -425,12 +425,16 @@ class FactoredHead(GradientKeeper):
         if (extra := state_dict.get(prefix + "_extra_state")) is not None:
             self.check_layout(extra[:3])
         past = state_dict.get(prefix + "U.past")
+        if (V := state_dict.get(prefix + "V")) is not None and self.V.is_meta:
+            self.to_empty(device=V.device)  # also what is not loaded but computed
         if past is not None:  # the number of frames is part of the state, not of the architecture
             self.U.past = self.U.past.new_zeros(past.shape)
+        state_dict.setdefault(prefix + "written", self.written.new_zeros(()))  # version 0.1.0 did not save it
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _bring_up_to_date(head: FactoredHead, _: object) -> None:
     """A small head may have loaded what was not small: V is not W then."""
+    check_parts(head)
     if head.is_small and not head.V.is_meta and not (head.U.is_identity and not head.w0.any()):
         head.refactor()

@@ -268,6 +268,7 @@ class TieredHead(GradientKeeper):
         self.forget()
 
     def _invert_order(self) -> None:
+        self.place = torch.empty_like(self.order)  # where order is now
         self.place[self.order] = torch.arange(self.num_classes, device=self.order.device)
 
     def get_extra_state(self) -> Tensor:
