@@ -181,9 +181,14 @@ class SoftmaxLikelihood(Loss):
         return F.log_softmax(self.log_numerator(o), dim)
 
 
+def as_tensor(numbers: Tensor | Sequence[float]) -> Tensor:
+    """A tensor stays where it is; torch.as_tensor would move it to the default device, which may be meta."""
+    return numbers if isinstance(numbers, Tensor) else torch.as_tensor(numbers, device="cpu")
+
+
 def normalized(frequencies: Tensor | Sequence[float]) -> Tensor:
     """Frequencies (or counts) as float64 probabilities."""
-    frequencies = torch.as_tensor(frequencies)
+    frequencies = as_tensor(frequencies)
     if frequencies.dim() != 1 or frequencies.numel() == 0:
         raise ValueError(f"frequencies have shape {tuple(frequencies.shape)}, but must be one number per class, (D,)")
     p = frequencies.to(torch.float64)
@@ -195,5 +200,5 @@ def normalized(frequencies: Tensor | Sequence[float]) -> Tensor:
 
 
 def float_dtype(frequencies: Tensor | Sequence[float]) -> torch.dtype:
-    frequencies = torch.as_tensor(frequencies)
+    frequencies = as_tensor(frequencies)
     return frequencies.dtype if frequencies.is_floating_point() else torch.get_default_dtype()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spherical_loss._logits import REDUCTIONS, reduced
 from spherical_loss.heads.base import TopK, check_batch, in_graph
-from spherical_loss.likelihoods import normalized
+from spherical_loss.likelihoods import as_tensor, normalized
 
 
 class OutputAndLoss(NamedTuple):
@@ -127,7 +127,7 @@ def zipf(n_classes: int) -> Tensor:
 
 def checked_frequencies(frequencies: Tensor | Sequence[float], n_classes: int) -> Tensor:
     """Frequencies (or counts) of n classes as float64 probabilities, or an error."""
-    frequencies = torch.as_tensor(frequencies)
+    frequencies = as_tensor(frequencies)
     if frequencies.shape != (n_classes,):
         raise ValueError(
             f"frequencies have shape {tuple(frequencies.shape)}, but must be one number for each of the classes, ({n_classes},)"

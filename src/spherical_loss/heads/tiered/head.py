@@ -21,6 +21,7 @@ from spherical_loss.heads.factored.shard import Shard
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span
 from spherical_loss.heads.gram import GramHead
 from spherical_loss.heads.likelihood import checked_frequencies, checked_ranks, zipf
+from spherical_loss.likelihoods import as_tensor
 from spherical_loss.statistics import statistics_dtype
 
 KINDS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
@@ -124,7 +125,7 @@ class TieredHead(GradientKeeper):
         """
         if loss is not None and not isinstance(loss, Loss):
             raise TypeError(f"loss is {type(loss).__name__}, but must be one of this library, such as TaylorSoftmaxLoss()")
-        frequencies = torch.as_tensor(frequencies)
+        frequencies = as_tensor(frequencies)
         starts_at_prior = loss is not None and loss.has_prior_bias and options.get("bias", True) and "init" not in options
         if starts_at_prior:
             options["init"] = "zero"
