@@ -26,7 +26,7 @@ def limit(N: int, d: int, D: int) -> float:
 
 def run(quick: bool = False) -> list[Row]:
     smaller = compared(2048, 512, 50_257, 3 if quick else 7)
-    return smaller if quick else [*compared(8192, 768, 50_257, 5), *smaller]
+    return smaller if quick else [*compared(8192, 768, 50_257, 3), *smaller]
 
 
 def compared(N: int, d: int, D: int, repeats: int) -> list[Row]:

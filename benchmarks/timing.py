@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,10 +54,25 @@ def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1, turns: dic
     times = {name: Times() for name in work}
     for repeat in range(warmup + repeats):
         for name, run in work.items():
+            show_progress(f"round {repeat + 1} of {warmup + repeats}: {name}")
             seconds = [timed(run) for _ in range((turns or {}).get(name, 1))]
             if repeat >= warmup:
                 times[name].rounds.append(seconds)
+    show_progress("")
     return times
+
+
+def show_progress(what: str) -> None:
+    """What is being measured, in one line of a terminal that the next one replaces: at most ten times a second, and between
+    the measurements, so that it takes none of their time."""
+    global _shown
+    if sys.stderr.isatty() and (not what or time.monotonic() - _shown > 0.1):
+        _shown = time.monotonic()
+        sys.stderr.write(f"\r\x1b[K{what and f'  {what}'}")
+        sys.stderr.flush()
+
+
+_shown = -math.inf
 
 
 def timed(run: Work) -> float:

@@ -6,15 +6,14 @@ A member of the family is its ``formula(s, q, o_c, D)`` here, and a softmax is i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spherical_loss._targets import check, class_dim, explained, num_classes, overlaps
-from spherical_loss.statistics import dense_statistics, statistics_dtype, widened
+from spherical_loss._targets import check, check_overwriting, class_dim, explained, explanation, num_classes
+from spherical_loss.statistics import dense_statistics, folded, statistics_dtype, widened
 
 Formula = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """The loss of one example, from s, q, o_c and D."""
@@ -59,13 +58,10 @@ def family_loss(
         if overwrite_logits:
             raise ValueError("overwrite_logits=True works with class indices only; leave it off for class-probability targets")
         return _expected_loss(formula, o, target, weight, ignore_index, reduction, label_smoothing)
-    if overwrite_logits and overlaps(o):
-        raise ValueError(
-            f"overwrite_logits=True cannot write into logits of shape {tuple(o.shape)} and strides {o.stride()}, "
-            "whose elements share memory; give it a copy, logits.contiguous(), or leave it off"
-        )
+    if overwrite_logits:
+        check_overwriting(o)
     target = target.long()
-    N, D, M = (1, *o.shape, 1) if o.dim() == 1 else (*o.shape[:2], math.prod(o.shape[2:]))
+    N, D, M = folded(o.shape)
     flat = target.reshape(N, M)
     counted = flat != ignore_index
     classes = torch.where(counted, flat, 0)
@@ -145,14 +141,10 @@ def softmax_loss(
 ) -> Tensor:
     """torch's cross-entropy of ``log_numerator(o)``."""
     check(o, target, weight, ignore_index)
-    x = log_numerator(o.to(widened(o.dtype)))
+    x = log_numerator(o if o.dtype == widened(o.dtype) else o.to(widened(o.dtype)))
     target = target.to(x.dtype) if target.is_floating_point() else target.long()
     weight = None if weight is None else weight.to(x.dtype)
-    return explained(
-        lambda: F.cross_entropy(
-            x, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-        ),
-        x,
-        target,
-        ignore_index,
-    )
+    try:
+        return F.cross_entropy(x, target, weight, None, ignore_index, None, reduction, label_smoothing)
+    except (IndexError, RuntimeError) as error:
+        raise explanation(error, o, target, ignore_index) from error

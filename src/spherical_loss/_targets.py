@@ -24,14 +24,15 @@ def check(o: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -
         )
     if target.dtype == torch.bool or target.is_complex():
         raise TypeError(f"target is {target.dtype}; use class indices (int64) or class probabilities (floating point)")
-    expected = o.shape if target.is_floating_point() else o.shape[: class_dim(o)] + o.shape[class_dim(o) + 1 :]
+    soft = target.is_floating_point()
+    expected = o.shape if soft else o.shape[: class_dim(o)] + o.shape[class_dim(o) + 1 :]
     if target.shape != expected:
-        kind = "class probabilities" if target.is_floating_point() else "class indices"
+        kind = "class probabilities" if soft else "class indices"
         raise ValueError(
             f"{kind} of shape {tuple(target.shape)} do not fit logits of shape {tuple(o.shape)}: "
             f"expected {tuple(expected)} (the classes are dimension {class_dim(o)} of the logits)"
         )
-    if target.is_floating_point() and ignore_index >= 0:
+    if soft and ignore_index >= 0:
         raise ValueError(f"ignore_index={ignore_index} needs class indices; class probabilities have no class to ignore")
     if weight is not None and weight.numel() != D:
         raise ValueError(f"weight has {weight.numel()} entries, but logits of shape {tuple(o.shape)} have {D} classes")
@@ -46,6 +47,14 @@ def overlaps(o: Tensor) -> bool:
                 return True
             beyond += stride * (size - 1)
     return False
+
+
+def check_overwriting(o: Tensor) -> None:
+    if overlaps(o):
+        raise ValueError(
+            f"overwrite_logits=True cannot write into logits of shape {tuple(o.shape)} and strides {o.stride()}, "
+            "whose elements share memory; give it a copy, logits.contiguous(), or leave it off"
+        )
 
 
 def class_dim(o: Tensor) -> int:
@@ -63,13 +72,17 @@ def explained(compute: Callable[[], T], o: Tensor, target: Tensor, ignore_index:
     try:
         return compute()
     except (IndexError, RuntimeError) as error:
-        if "out of bounds" not in str(error):
-            raise
-        try:
-            message = out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}")
-        except RuntimeError:  # under vmap, values cannot be read
-            raise error from None
-        raise IndexError(message) from error
+        raise explanation(error, o, target, ignore_index) from error
+
+
+def explanation(error: IndexError | RuntimeError, o: Tensor, target: Tensor, ignore_index: int) -> IndexError | RuntimeError:
+    """The error, or where it is that of a target out of range, one that says which target and where."""
+    if "out of bounds" not in str(error):
+        return error
+    try:
+        return IndexError(out_of_range(target, num_classes(o), ignore_index, f"logits of shape {tuple(o.shape)}"))
+    except RuntimeError:  # under vmap, values cannot be read
+        return error
 
 
 def out_of_range(target: Tensor, D: int, ignore_index: int, where: str) -> str:

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spherical_loss import _logits, losses
-from spherical_loss.likelihoods import Quadratic, quadratic_log_probabilities, quadratic_loss, quadratic_probabilities
+from spherical_loss.likelihoods import quadratic_log_probabilities, quadratic_loss, quadratic_probabilities
+from spherical_loss.quadratic import Quadratic
 
 if TYPE_CHECKING:
     from typing import Unpack  # Python 3.11

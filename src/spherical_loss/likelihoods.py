@@ -6,14 +6,26 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from spherical_loss._logits import family_loss, softmax_loss
+from spherical_loss._targets import check, check_overwriting, explanation
 from spherical_loss.base import NO_TARGET, Loss, SphericalLoss
+from spherical_loss.quadratic import (
+    Quadratic,
+    QuadraticLikelihoodFunction,
+    in_one_function,
+    is_shifted_square,
+    least,
+    log_numerator,
+    numerator,
+    quadratic_needs_float64,
+    vertex,
+)
 from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 if TYPE_CHECKING:
@@ -22,46 +34,8 @@ if TYPE_CHECKING:
     from spherical_loss.base import LossOptions
 
 
-class Quadratic(NamedTuple):
-    """``g(x) = a1 + a2 x + a3 x^2 > 0``: the distribution is ``g(o_c) / sum_k g(o_k)``, the sum is ``a1 D + a2 s + a3 q``."""
-
-    a1: float
-    a2: float
-    a3: float
-
-
-def vertex(g: Quadratic) -> float:
-    """Where ``g`` is smallest: classes are ranked by their distance from it, on either side."""
-    return -g.a2 / (2 * g.a3)
-
-
-def least(g: Quadratic) -> float:
-    """The smallest value of ``g``."""
-    return g.a1 - g.a2**2 / (4 * g.a3)
-
-
-def numerator(g: Quadratic, o: Tensor) -> Tensor:
-    """``g(o)`` as a square plus its smallest value: the terms of ``a1 + a2 o + a3 o^2`` would cancel near the vertex."""
-    return g.a3 * (o - vertex(g)).square() + least(g)
-
-
-def log_numerator(g: Quadratic, o: Tensor) -> Tensor:
-    """``log g(o)``, up to a constant, which cancels in the distribution."""
-    if g.a3 != least(g):  # the constant, as large as log(1 / eps), would cost digits
-        return numerator(g, o).log()
-    t = o - vertex(g)
-    return torch.log1p(t * t)  # the Taylor softmax, in the fewest calls
-
-
 def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
     return torch.log(torch.add(g.a1 * D + g.a2 * s, q, alpha=g.a3)) - torch.log(numerator(g, o_c))
-
-
-def quadratic_needs_float64(g: Quadratic) -> bool:
-    """At worst, for outputs sqrt(a1 / a3), the terms of a1 D + a2 s + a3 q are (1 + c) / (1 - c) times their sum. That is 5.8
-    for the Taylor softmax and 1 for the spherical one; much more would cost float32 its digits."""
-    c = abs(g.a2) / (2 * math.sqrt(g.a1 * g.a3))
-    return (1 + c) > 10 * (1 - c)
 
 
 def quadratic_loss(
@@ -69,19 +43,41 @@ def quadratic_loss(
 ) -> Tensor:
     """``-log g(o_c) / sum_k g(o_k)`` of logits, with checked options."""
     all_classes = target.is_floating_point() or options.get("label_smoothing", 0.0) > 0
+    if not all_classes and (overwrite_logits or o.numel() > 2**14 or not is_shifted_square(g)) and in_one_function(o):
+        return _in_one_function(g, o, target, overwrite_logits=overwrite_logits, **options)
     if overwrite_logits or (o.numel() > 2**14 and not all_classes):
         precise = quadratic_needs_float64(g)
         formula = partial(_quadratic_formula, g)
         return family_loss(formula, o, target, overwrite_logits=overwrite_logits, needs_float64=precise, **options)
     # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
-    # with any option. It takes the fewest calls, which is what counts below some 2^14 logits; above, its N x D
-    # temporaries cost more than the kernel.
+    # with any option. For the Taylor softmax it takes the fewest calls, which is what counts below some 2^14 logits; above,
+    # its N x D temporaries cost more than the kernel.
+    log_g = partial(log_numerator, g)
     if o.device.type == "cpu" and not torch.compiler.is_compiling():
-        loss = softmax_loss(partial(log_numerator, g), o, target, **options)
+        loss = softmax_loss(log_g, o, target, **options)
         if not _may_have_overflowed(loss):
             return loss
     wide = o.to(statistics_dtype(o.device))  # also where a loss cannot be looked at, or only by waiting for the device
-    return softmax_loss(partial(log_numerator, g), wide, target, **options).to(widened(o.dtype))
+    return softmax_loss(log_g, wide, target, **options).to(widened(o.dtype))
+
+
+def _in_one_function(
+    g: Quadratic,
+    o: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    overwrite_logits: bool = False,
+) -> Tensor:
+    check(o, target, weight, ignore_index)
+    if overwrite_logits:
+        check_overwriting(o)
+    try:
+        return QuadraticLikelihoodFunction.apply(o, target.long(), g, weight, ignore_index, reduction, overwrite_logits)
+    except (IndexError, RuntimeError) as error:
+        raise explanation(error, o, target, ignore_index) from error
 
 
 def quadratic_probabilities(g: Quadratic, o: Tensor, dim: int) -> Tensor:
@@ -124,7 +120,7 @@ class QuadraticLikelihood(SphericalLoss):
     def forward(self, input: Tensor | Statistics, target: Tensor | None = None) -> Tensor:
         if isinstance(input, Statistics) or target is None:
             return super().forward(input, target)
-        return quadratic_loss(self.g, input, target, overwrite_logits=self.overwrite_logits, **self._options())
+        return quadratic_loss(self.g, input, target, self.overwrite_logits, **self._options())
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
         return quadratic_log_probabilities(self.g, o, dim)
@@ -151,7 +147,7 @@ class QuadraticLikelihood(SphericalLoss):
 def _may_have_overflowed(loss: Tensor) -> bool:
     """Whether a loss is not finite, as for outputs above 1e19, whose squares overflow, or cannot be read."""
     try:
-        return not (math.isfinite(loss.item()) if loss.dim() == 0 else bool(loss.isfinite().all()))
+        return not math.isfinite((loss if loss.dim() == 0 else loss.sum()).item())
     except RuntimeError:  # under vmap
         return True
 

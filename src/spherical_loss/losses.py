@@ -18,14 +18,8 @@ from torch import Tensor
 
 from spherical_loss.base import SphericalLoss
 from spherical_loss.bound import bound_lambda, tightest_xi
-from spherical_loss.likelihoods import (
-    Quadratic,
-    QuadraticLikelihood,
-    SoftmaxLikelihood,
-    float_dtype,
-    normalized,
-    quadratic_needs_float64,
-)
+from spherical_loss.likelihoods import QuadraticLikelihood, SoftmaxLikelihood, float_dtype, normalized
+from spherical_loss.quadratic import Quadratic, quadratic_needs_float64
 
 if TYPE_CHECKING:
     from typing import Unpack  # Python 3.11

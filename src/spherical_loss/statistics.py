@@ -12,11 +12,16 @@ that cancellations such as ``q - s^2 / D`` keep their digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+CANNOT_OVERWRITE = (
+    "overwrite_logits=True overwrites the logits in the backward pass, so it cannot be differentiated twice; "
+    "leave it off where create_graph=True is needed"
+)
 
 
 class Statistics(NamedTuple):
@@ -56,6 +61,11 @@ class Statistics(NamedTuple):
         return Statistics(s, q, o_c, D, target)
 
 
+def folded(shape: Sequence[int]) -> tuple[int, int, int]:
+    """``(N, D, M)`` of outputs ``(D,)`` or ``(N, D, ...)``."""
+    return (1, shape[0], 1) if len(shape) == 1 else (shape[0], shape[1], math.prod(shape[2:]))
+
+
 def widened(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float32 at least, since ``q`` overflows float16 and loses bits in bfloat16."""
     return dtype if dtype.itemsize >= 4 else torch.float32
@@ -77,21 +87,30 @@ def dense_statistics(o: Tensor, target: Tensor, overwrite: bool = False, float64
     return _DenseStatistics.apply(o, target, overwrite, float64)
 
 
-def _blocks(o: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Index ranges over N and M of blocks of ``o`` that stay in cache between two passes."""
-    # Of 2^16 .. 2^20 elements on CPU: at 250 x 10,000 the fastest. Elsewhere a launch costs more than the memory.
-    size = 2**19 if o.device.type == "cpu" else 2**25
-    N, D, M = o.shape
+def blocks(o: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Blocks of ``o``, ``(N, D, M)``, that stay in cache between two passes, and of others of its shape or ``(N, 1, M)``."""
+    size, (N, D, M) = _block_size(o), o.shape
+    if fits_a_block(o):
+        yield o, *others
+        return
     rows, columns = max(1, size // max(1, D * M)), max(1, min(M, size // max(1, D)))
     for n in range(0, N, rows):
         for m in range(0, M, columns):
-            yield slice(n, n + rows), slice(m, m + columns)
+            yield tuple(x[n : n + rows, :, m : m + columns] for x in (o, *others))
 
 
-def _scratch(o: Tensor, dtype: torch.dtype) -> Tensor:
+def fits_a_block(o: Tensor) -> bool:
+    return o.numel() <= _block_size(o)
+
+
+def _block_size(o: Tensor) -> int:
+    # Of 2^16 .. 2^20 elements on CPU: at 250 x 10,000 the fastest. Elsewhere a launch costs more than the memory.
+    return 2**18 if o.device.type == "cpu" else 2**25
+
+
+def scratch(o: Tensor, dtype: torch.dtype) -> Tensor:
     """A buffer for all blocks: new memory for every block would cost more than the arithmetic."""
-    block = max((o[n, :, m].numel() for n, m in _blocks(o)), default=0)
-    return torch.empty(block, dtype=dtype, device=o.device)
+    return torch.empty(min(o.numel(), max(_block_size(o), o.shape[1])), dtype=dtype, device=o.device)
 
 
 class _DenseStatistics(torch.autograd.Function):
@@ -121,10 +140,7 @@ class _DenseStatistics(torch.autograd.Function):
         if not ctx.overwrite:
             return _DenseGradient.apply(o, target, g_s, g_q, g_c), None, None, None
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "overwrite_logits=True overwrites the logits in the backward pass, so it cannot be differentiated twice; "
-                "leave it off where create_graph=True is needed"
-            )
+            raise RuntimeError(CANNOT_OVERWRITE)
         return _dense_gradient(o, target, g_s, g_q, g_c, out=o.detach()), None, None, None
 
     @staticmethod
@@ -145,14 +161,14 @@ class _DenseStatistics(torch.autograd.Function):
 def _sums(o: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``sum(o)`` and ``sum(o^2)`` over the classes, summed in ``dtype``."""
     N, _, M = o.shape
-    s, q = torch.empty(2, N, M, dtype=statistics_dtype(o.device), device=o.device)
-    scratch = _scratch(o, dtype)
-    for n, m in _blocks(o):
-        block = o[n, :, m]
-        wide = scratch[: block.numel()].view(block.shape)
-        s[n, m] = block.sum(1) if block.dtype == dtype else wide.copy_(block).sum(1)
-        q[n, m] = (torch.mul(block, block, out=wide) if block.dtype == dtype else wide.mul_(wide)).sum(1)
-    return s, q
+    s, q = torch.empty(2, N, 1, M, dtype=statistics_dtype(o.device), device=o.device)
+    buffer = scratch(o, dtype)
+    for block, sum_, square in blocks(o, s, q):
+        wide = buffer[: block.numel()].view(block.shape)
+        x = block if block.dtype == dtype else wide.copy_(block)
+        sum_.copy_(x.sum(1, keepdim=True))
+        square.copy_(torch.mul(x, x, out=wide).sum(1, keepdim=True))
+    return s.squeeze(1), q.squeeze(1)
 
 
 class _DenseGradient(torch.autograd.Function):
@@ -160,7 +176,7 @@ class _DenseGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> Tensor:
-        return _dense_gradient(o, target, g_s, g_q, g_c, out=torch.empty_like(o))
+        return _dense_gradient(o, target, g_s, g_q, g_c)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -187,21 +203,40 @@ class _DenseGradient(torch.autograd.Function):
         return _unfold(info.batch_size, _DenseGradient.apply(*folded)), 0
 
 
-def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Tensor, out: Tensor) -> Tensor:
-    target = target.unsqueeze(1)
+def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Tensor, out: Tensor | None = None) -> Tensor:
+    target, g_s, slope, g_c = (x.unsqueeze(1) for x in (target, g_s, 2 * g_q, g_c))
     # The terms of the target cancel where the loss is small, so they are summed before they are rounded.
-    at_target = g_s + 2 * g_q * o.gather(1, target).squeeze(1) + g_c
-    slope = 2 * g_q
-    dtype = slope.dtype if o.device.type == "cpu" and _underflows(slope, widened(o.dtype)) else widened(o.dtype)
-    scratch = _scratch(o, dtype) if o.dtype != dtype else None
-    g_s, slope = g_s.unsqueeze(1).to(dtype), slope.unsqueeze(1).to(dtype)
-    for n, m in _blocks(o):
-        block, into = o[n, :, m], out[n, :, m]
-        wide = into if scratch is None else scratch[: block.numel()].view(block.shape)
-        torch.mul(block, slope[n, :, m], out=wide).add_(g_s[n, :, m])
+    at_target = g_s + slope * o.gather(1, target) + g_c
+    return affine(o, slope, g_s, out).scatter_(1, target, at_target.to(o.dtype))
+
+
+def affine(o: Tensor, slope: Tensor, offset: Tensor, out: Tensor | None = None) -> Tensor:
+    """``slope o + offset`` of outputs ``(N, D, M)`` and numbers ``(N, 1, M)``, in ``out`` or new memory."""
+    on_cpu = o.device.type == "cpu"
+    dtype = slope.dtype if on_cpu and _underflows(slope, widened(o.dtype)) else widened(o.dtype)
+    slope, offset = slope.to(dtype), offset.to(dtype)
+    if out is None and o.dtype == dtype and fits_a_block(o):
+        return torch.mul(o, slope).add_(offset)
+    if out is None and o.dtype == dtype and on_cpu and o.shape[2] == 1 and o.is_contiguous():
+        return _affine_rows(o, slope, offset)
+    out = torch.empty_like(o) if out is None else out
+    buffer = scratch(o, dtype) if o.dtype != dtype else None
+    for block, into, k, b in blocks(o, out, slope, offset):
+        wide = into if buffer is None else buffer[: block.numel()].view(block.shape)
+        torch.mul(block, k, out=wide).add_(b)
         if wide is not into:
             into.copy_(wide)
-    return out.scatter_(1, target, at_target.unsqueeze(1).to(o.dtype))
+    return out
+
+
+def _affine_rows(o: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """``slope o + offset`` with a slope and an offset per row, in one pass over memory: torch has this as the batch
+    normalization of rows as channels, with mean 0 and variance 1."""
+    N, D, _ = o.shape
+    slope, offset = slope.view(N), offset.view(N)
+    mean, variance = torch.zeros_like(slope), torch.ones_like(slope)
+    rows = torch.batch_norm(o.view(1, N, D), slope, offset, mean, variance, False, 0.0, 0.0, False)
+    return rows.view(N, D, 1)
 
 
 def _underflows(slope: Tensor, dtype: torch.dtype) -> bool:

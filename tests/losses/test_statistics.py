@@ -1,5 +1,7 @@
 """The kernel: blocks, memory, no waiting for the device, and the logits overwritten by their gradient."""
 
+import math
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -84,7 +86,7 @@ def test_memory_is_the_gradient_and_nothing_else(name, dtype):
     o.requires_grad_()
     with Allocations(o.numel() * o.element_size() // 2) as allocations:
         FAMILY[name].make()(o, target).backward()
-    assert [operation for operation, _ in allocations.large] == ["aten.empty_like.default"]
+    assert [math.prod(shape) for _, shape in allocations.large] == [o.numel()]  # the gradient
     assert o.grad.shape == o.shape
 
 
@@ -114,13 +116,23 @@ def test_values_are_not_looked_at(case):
 def test_overwriting_gives_the_same_gradient(case, dtype):
     for shape in ((5,), (6, 5), (2, 5, 3), (30, 1000)):
         o, target = data(*shape, dtype=dtype)
-        x, kept = o.clone().requires_grad_(), o.clone().requires_grad_()
-        loss, wanted = case.make(overwrite_logits=True)(x, target), sl.SphericalLoss.forward(case.make(), kept, target)
-        assert torch.equal(loss, wanted)
+        x, exact = o.clone().requires_grad_(), o.double().requires_grad_()
+        loss, wanted = case.make(overwrite_logits=True)(x, target), expected(case.oracle, exact, target)
         assert torch.equal(x, o)  # untouched until the backward pass
-        (grad,), (grad_wanted,) = torch.autograd.grad(loss, x), torch.autograd.grad(wanted, kept)
-        assert torch.equal(grad, grad_wanted)
+        (grad,), (grad_wanted,) = torch.autograd.grad(loss, x), torch.autograd.grad(wanted, exact)
         assert grad.data_ptr() == x.data_ptr()
+        for actual, right, eps in ((loss, wanted, torch.finfo(loss.dtype).eps), (grad, grad_wanted, torch.finfo(dtype).eps)):
+            assert (actual.double() - right).abs().max() <= 4 * max(eps, 1e-14) * right.abs().max()
+
+
+@every_member
+def test_overwriting_changes_no_bit(case):
+    for shape in ((30, 1000), (10, 1000, 3)):
+        o, target = data(*shape, dtype=torch.float32)
+        x, kept = o.clone().requires_grad_(), o.clone().requires_grad_()
+        loss, wanted = case.make(overwrite_logits=True)(x, target), case.make()(kept, target)
+        assert torch.equal(loss, wanted)
+        assert torch.equal(torch.autograd.grad(loss, x)[0], torch.autograd.grad(wanted, kept)[0])
 
 
 def test_overwriting_cannot_be_differentiated_twice():
