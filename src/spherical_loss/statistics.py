@@ -104,8 +104,8 @@ def fits_a_block(o: Tensor) -> bool:
 
 
 def _block_size(o: Tensor) -> int:
-    # On CPU a block and its terms fit the second-level caches of some cores. Elsewhere a launch costs more than the memory.
-    return 2**18 if o.device.type == "cpu" else 2**25
+    # Of 2^16 .. 2^20 elements on CPU: at 250 x 10,000 the fastest. Elsewhere a launch costs more than the memory.
+    return 2**19 if o.device.type == "cpu" else 2**25
 
 
 def scratch(o: Tensor, dtype: torch.dtype) -> Tensor:
