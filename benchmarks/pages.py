@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import choices, crossover, labels, search, word_capacity
 from benchmarks.language_step import PART_NAMES
-from benchmarks.quality import leverages
+from benchmarks.quality import gap, leverages
 from benchmarks.quality import page as quality_page
 from benchmarks.steps import Row
 from benchmarks.timing import RESULTS, ratio_cells, readable, time_cells
@@ -40,6 +40,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
         ("guides/choosing-a-head.md", "by-classes"): choices.heads(measured, crossings, classes, time),
         ("guides/choosing-a-loss.md", "by-classes"): choices.losses(classes, time),
         ("benchmarks.md", "quality"): quality(time),
+        ("benchmarks.md", "gap"): markdown(gap.table(stored("quality-gap"))),
         ("how/many-classes.md", "capacity"): markdown(replace(word_capacity.table(stored("capacity")), title="")),
         ("guides/several-classes.md", "labels"): markdown(replace(labels.table(stored("labels")), title="")),
         ("guides/serving.md", "search"): markdown(replace(search.table(stored("search")), title="")),

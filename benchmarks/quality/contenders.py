@@ -75,8 +75,12 @@ class Likelihood(Layer):
     def optimizers(self, lr: float) -> list[Optimizer]:
         return [SGD(self.layer.parameters(), lr)]
 
+    def log_probabilities(self) -> Callable[[Tensor], Tensor]:
+        """Of hidden vectors (N, d), the log-probabilities of all classes, (N, D)."""
+        return self.layer.log_prob
+
     def measure(self) -> Measure:
-        return of_log_probabilities(self.layer.log_prob)
+        return of_log_probabilities(self.log_probabilities())
 
 
 class Mixed(Likelihood):
@@ -100,10 +104,10 @@ class Mixed(Likelihood):
             return True
         return sum(len(batch.H) for batch in optimizer.head.gradients) >= WAITING
 
-    def measure(self) -> Measure:
+    def log_probabilities(self) -> Callable[[Tensor], Tensor]:
         for tail in self.layer.tails:  # else each call would bring all rows up to date
             tail.refactor()
-        return super().measure()
+        return super().log_probabilities()
 
 
 class DenseSoftmax(Layer):

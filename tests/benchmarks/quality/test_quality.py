@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.quality import contenders, leverages, page, study, training
+from benchmarks.quality import contenders, gap, leverages, page, study, training
 from benchmarks.quality.contenders import CONTENDERS
 from benchmarks.quality.study import Budget, Study
 from benchmarks.quality.training import Session, Training, measured, trained
@@ -237,3 +237,26 @@ def test_leverages_of_a_trained_layer(small_text: TextSplits, monkeypatch: pytes
         assert row["leverage"] == pytest.approx(float(l_c[part].sum()), rel=1e-3)
         assert row["largest"] == pytest.approx(float(largest[part].sum()), rel=1e-3)
     assert "all" in markdown(leverages.table(found))
+
+
+@pytest.mark.parametrize("name", [gap.OURS, gap.OTHER])
+def test_nats_by_rank_are_those_of_a_dense_float64_computation(
+    name: str, small_text: TextSplits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attribute, value in {"corpus": lambda _: small_text, "FREQUENT": (3, 10), "TAIL_CUTOFFS": (20, 1_000)}.items():
+        monkeypatch.setattr(gap, attribute, value)
+    found = gap.measured(example(name), 200)
+    assert [(row["from"], row["to"]) for row in found] == [(0, 3), (3, 10), (10, 20), (20, D)]
+    session = Session(example(name))
+    for _ in range(30):
+        session.step()
+    words, target = small_text.valid.batch(torch.arange(200) * 500 // 200)
+    log_p = dense_log_probabilities(name, session.model.layer, session.model.hidden(words).detach().double())
+    for row in found:
+        here = (target >= row["from"]) & (target < row["to"])
+        of_range = log_p[here, row["from"] : row["to"]].logsumexp(1)
+        of_word = log_p[here].gather(1, target[here].unsqueeze(1)).squeeze(1)
+        assert row["share"] == float(here.double().mean())
+        assert row["range"] == pytest.approx(-float(of_range.sum()) / 200, rel=1e-4)
+        assert row["word"] == pytest.approx(float((of_range - of_word).sum()) / 200, rel=1e-4, abs=1e-6)
+    assert gap.table({gap.OURS: found, gap.OTHER: found}).rows[-1][-1] == "+0.000"
