@@ -45,15 +45,18 @@ def forked_workers() -> Iterator[None]:
 
 
 class Told(Display):
-    """Remembers what it is told."""
+    """Remembers what it is told; ``heard``, if given, is a folder that has a file for every run of which it heard an epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Path | None = None) -> None:
+        self.heard = heard
         self.notes: list[tuple[Run, str]] = []
         self.done: list[Run] = []
         self.epochs: dict[Run, list[int]] = {}
 
     def epoch(self, run: Run, record: dict) -> None:
         self.epochs.setdefault(run, []).append(record["epoch"])
+        if self.heard is not None:
+            (self.heard / run.name).touch()
 
     def finished(self, run: Run, result: dict) -> None:
         self.done.append(run)
@@ -69,13 +72,15 @@ def pids(two: workers.Workers) -> set[int]:
     return set(two.client.run(os.getpid).values())
 
 
-def die_in_epoch(k: int) -> int:
-    """This process, whose number is returned, kills itself when it has trained the k-th epoch of a run."""
+def die_in_epoch(k: int, heard: Path) -> int:
+    """This process, whose number is returned, kills itself when it has trained the k-th epoch of a run and its parent has
+    heard of the run: a run that ends between two looks of the parent would not be missed."""
     log = RunFolder.log
 
     def log_or_die(folder: RunFolder, record: dict) -> None:
         log(folder, record)
         if record["epoch"] == k:
+            until((heard / folder.path.name).exists, "the parent has heard of the run")
             os.kill(os.getpid(), signal.SIGKILL)
 
     RunFolder.log = log_or_die  # type: ignore[method-assign]
@@ -84,11 +89,13 @@ def die_in_epoch(k: int) -> int:
 
 def test_a_killed_worker_loses_only_its_run_and_the_numbers_are_the_same(tmp_path: Path) -> None:
     runs = [make_run(seed=seed, epochs=60, patience=60) for seed in (0, 1, 2)]
-    told = Told()
+    heard = tmp_path / "heard"
+    heard.mkdir()
+    told = Told(heard)
     with workers.Workers(2) as two:
         before = pids(two)
         mortal = min(two.client.nthreads())
-        (killed,) = two.client.run(die_in_epoch, 4, workers=[mortal]).values()
+        (killed,) = two.client.run(die_in_epoch, 4, heard, workers=[mortal]).values()
         results = train_all(runs, tmp_path / "two", told, False, two)
         until(lambda: len(pids(two)) == 2, "there is a new worker")
         assert pids(two) & before == before - {killed}  # the other process is the same as before

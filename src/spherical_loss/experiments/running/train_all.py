@@ -67,7 +67,9 @@ def train_on(
     while pending:
         done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
         for future in done:
-            run, result = pending.pop(future).run, workers.result(future)
+            watch = pending.pop(future)
+            run, result = watch.run, workers.result(future)
+            watch.look()  # a run that another worker took over may have ended since the last look
             if result is None:
                 display.note(run, "another process is training it; coming back to it at the end")
                 continue
