@@ -146,22 +146,27 @@ def test_dense_and_gram_heads_stay_on_the_device_and_never_wait(gpu, case, Head,
 
 # Factored heads and likelihoods: on the device, with as many waits as docs/gpus.md says -----------------------------
 
-LAYERS = {
-    "FactoredHead": lambda: sl.FactoredHead(d, D),
-    "TieredHead": lambda: sl.TieredHead(d, D, cuts=(100, 200)),
-    "AdaptiveSphericalSoftmax": lambda: sl.AdaptiveSphericalSoftmax(d, D, frequent=(20, 100)),
-    "SampledSoftmax": lambda: sl.SampledSoftmax(d, D, negatives=20, sparse=False),
+LAYERS = {  # by their names in that table
+    "`FactoredHead`, `FactoredSGD`": lambda: sl.FactoredHead(d, D),
+    "`TieredHead` of three tiers, `TieredSGD`": lambda: sl.TieredHead(d, D, cuts=(100, 200)),
+    "`AdaptiveSphericalSoftmax` of two softmaxes and one tail, `FactoredSGD`": lambda: sl.AdaptiveSphericalSoftmax(
+        d, D, frequent=(20, 100)
+    ),
+    "`AdaptiveSphericalSoftmax` of two softmaxes and three tails, `FactoredSGD`": lambda: sl.AdaptiveSphericalSoftmax(
+        d, D, frequent=(20, 60), tail_cutoffs=(240, 420)
+    ),
+    "`SampledSoftmax`": lambda: sl.SampledSoftmax(d, D, negatives=20, sparse=False),
 }
 
 
 def trained(layer, batches, count=lambda: None):
     """What ``count()`` says after each part of the steps."""
-    head = layer.tail if isinstance(layer, sl.AdaptiveSphericalSoftmax) else layer
     optimizers = [torch.optim.SGD(parameters, lr=0.1)] if (parameters := list(layer.parameters())) else []
-    if isinstance(head, sl.FactoredHead):
-        optimizers.append(sl.FactoredSGD(head, lr=0.1))
-    if isinstance(head, sl.TieredHead):
-        optimizers.append(sl.TieredSGD(head, lr=0.1))
+    for head in layer.tails if isinstance(layer, sl.AdaptiveSphericalSoftmax) else [layer]:
+        if isinstance(head, sl.FactoredHead):
+            optimizers.append(sl.FactoredSGD(head, lr=0.1))
+        if isinstance(head, sl.TieredHead):
+            optimizers.append(sl.TieredSGD(head, lr=0.1))
     counts = []
     for hidden, target in batches:
         found = layer(hidden, target)
@@ -179,7 +184,7 @@ def trained(layer, batches, count=lambda: None):
 def stated():
     """The table of docs/gpus.md: how often the parts of a step wait."""
     page = (Path(__file__).parents[1] / "docs" / "gpus.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)`[^|]*\| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]*) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     return {name: dict(zip(("forward", "backward", "step"), map(int, counts), strict=True)) for name, *counts in rows}
 
 
@@ -189,7 +194,8 @@ def test_layers_stay_on_the_device_and_wait_as_often_as_stated(gpu, name, monkey
     on_cpu = LAYERS[name]()
     (layer,) = on(gpu, LAYERS[name])
     layer.load_state_dict(on_cpu.state_dict())
-    batches = [(torch.randn(N, d), torch.randint(D, (N,))) for _ in range(4)]
+    # Targets from all parts of the classes: a tail without any would wait less often.
+    batches = [(torch.randn(N, d), (D * torch.arange(N) + torch.randint(D, (N,))) // N) for _ in range(4)]
     on_gpu = [(hidden.to(gpu.device), target.to(gpu.device)) for hidden, target in batches]
     torch.manual_seed(0)
     trained(on_cpu, batches)

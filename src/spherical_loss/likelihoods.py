@@ -115,7 +115,7 @@ class QuadraticLikelihood(SphericalLoss):
         return _quadratic_formula(self.g, s, q, o_c, D)
 
     def score(self, s: Tensor, q: Tensor, o: Tensor, D: int) -> Tensor:
-        return (o - vertex(self.g)).abs()
+        return (o - vertex(self.g)).abs_()
 
     def forward(self, input: Tensor | Statistics, target: Tensor | None = None) -> Tensor:
         if isinstance(input, Statistics) or target is None:

@@ -165,6 +165,15 @@ def test_logits_statistics_and_topk_agree_with_the_dense_layer(Kind, monkeypatch
         head.topk(hidden, 58, sl.TaylorSoftmaxLoss())
 
 
+def test_a_class_whose_output_is_nan_is_found_in_any_chunk(monkeypatch):
+    monkeypatch.setattr("spherical_loss.heads.base.CHUNK", 64)
+    head = sl.DenseHead(6, 57)
+    with torch.no_grad():
+        head.weight[50] = torch.nan
+    found = head.topk(torch.randn(8, 6), 3, sl.TaylorSoftmaxLoss())
+    assert torch.equal(found.classes[:, 0], torch.full((8,), 50))
+
+
 @every_head
 @pytest.mark.parametrize("bias", [True, False])
 def test_outputs_of_some_classes(Kind, bias):

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from spherical_loss.base import SphericalLoss
 from spherical_loss.heads.base import Head, TopK
-from spherical_loss.heads.clusters import Cluster, SoftmaxCluster, SphericalCluster
+from spherical_loss.heads.clusters import Cluster, SoftmaxCluster, SphericalCluster, log_prob_by_cluster
 from spherical_loss.heads.dense import DenseHead
 from spherical_loss.heads.factored import FactoredHead
 from spherical_loss.heads.gram import GramHead
@@ -49,9 +49,9 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
     A step costs O(N d (M + d)) whatever D is, for M classes in softmaxes; an example reaches only the cluster of its target.
     :meth:`log_prob` of given targets costs the same, and never computes the outputs of all classes.
 
-    With several softmaxes a step costs much less, and with several tails the model is better: ``frequent=(100, 500, 2_000),
-    tail_cutoffs=(8_000, 32_000)`` is a softmax over the 100 most frequent classes and five clusters, of the next 400 and 1,500
-    classes (softmaxes), the next 6,000 and 24,000, and the others (tails).
+    With several softmaxes a step costs much less, and with several tails the model is better: ``frequent=(100, 300, 700, 1_500,
+    3_000), tail_cutoffs=12_000`` is a softmax over the 100 most frequent classes and six clusters: softmaxes over the next 200,
+    400, 800 and 1,500 classes, and tails of the next 9,000 and of the others. All factored tails are computed in one pass.
 
     Training: the softmaxes are ordinary parameters, for any optimizer; the second and later ones, whose classes are rarer, can
     have some two times the learning rate of the first (``layer.softmaxes`` has them). A tail, ``layer.tail`` or each of
@@ -185,9 +185,13 @@ class AdaptiveSphericalSoftmax(LikelihoodLayer):
         starts = [len(rank) - count for count in beyond.sum(1).tolist()]
         sizes = [end - start for start, end in itertools.pairwise([*starts, len(rank)])]
         inside = examples[starts[0] :]
-        parts = zip(self._clusters(), H.index_select(0, inside).split(sizes), rank[starts[0] :].split(sizes), strict=True)
-        # A cluster without examples still gets its gradient: zero.
-        among = [cluster.log_prob(h, (r - start).unsqueeze(1)).squeeze(1) for (start, cluster), h, r in parts]
+        among = log_prob_by_cluster(
+            list(self.clusters),  # type: ignore[arg-type]
+            H.index_select(0, inside),
+            rank[starts[0] :],
+            self.cutoffs,
+            sizes,
+        )
         return log_p.index_add(0, inside, torch.cat([x.to(log_p.dtype) for x in among]))
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from spherical_loss.base import Loss, SphericalLoss
 from spherical_loss.statistics import Statistics, widened
 
 INITS = ("he", "zero")
-CHUNK = 2**22  # elements of a temporary: 16 MiB of float32, small beside any weight matrix that needs chunks
+CHUNK = 2**21  # elements of a temporary: 8 MiB of float32; larger ones are paged in anew for each chunk
 GRAPH_CHUNK = 2**16  # classes of a chunk in a graph: sixteen chunks of a million classes
 
 AnyHead = TypeVar("AnyHead", bound="Head")
@@ -131,17 +131,12 @@ class Head(nn.Module, ABC):
         H = hidden.reshape(-1, self.in_features)
         N, D = H.shape[0], self.num_classes
         s, q = self.sums_for(loss, H)
-        best_scores = H.new_empty(N, 0, dtype=widened(H.dtype))
-        best_classes = torch.empty(N, 0, dtype=torch.long, device=H.device)
+        best = TopK(H.new_empty(N, 0, dtype=widened(H.dtype)), torch.empty(N, 0, dtype=torch.long, device=H.device))
         for start, o in self.logit_chunks(H, rows=chunk_rows(N, at_least=k)):
-            scores = loss.score(s.unsqueeze(1), q.unsqueeze(1), o.to(best_scores.dtype), D).to(best_scores.dtype)
-            top = scores.topk(min(k, scores.shape[1]))
-            scores = torch.cat([best_scores, top.values], 1)
-            classes = torch.cat([best_classes, top.indices + start], 1)
-            best_scores, order = scores.topk(min(k, scores.shape[1]))
-            best_classes = classes.gather(1, order)
-        shape = (*hidden.shape[:-1], best_scores.shape[1])
-        return TopK(best_scores.reshape(shape), self.class_of(best_classes).reshape(shape))
+            scores = loss.score(s.unsqueeze(1), q.unsqueeze(1), o.to(best.scores.dtype), D).to(best.scores.dtype)
+            best = _better(best, scores, start, k)
+        shape = (*hidden.shape[:-1], best.scores.shape[1])
+        return TopK(best.scores.reshape(shape), self.class_of(best.classes).reshape(shape))
 
     def sums_for(self, loss: Loss, H: Tensor) -> tuple[Tensor, Tensor]:
         """What ``loss.score`` needs: a loss given by its formula alone ranks through s and q, all others by the outputs."""
@@ -282,6 +277,31 @@ def chunk_rows(n: int, at_least: int = 1) -> int:
     In a graph the loop over the chunks is unrolled, and the next batch may have another size: n must not decide their number.
     """
     return max(at_least, GRAPH_CHUNK if in_graph() else CHUNK // max(1, n))
+
+
+def _better(best: TopK, scores: Tensor, start: int, k: int) -> TopK:
+    """The ``k`` best, from those found so far and a chunk of scores (N, n) of the classes from ``start`` on.
+
+    A search of the chunk takes longer than the product that made it. So it is left to the examples whose best new score is
+    above their k-th one, soon a few; but not on a GPU, where the search is quick and counting them would wait for it.
+    """
+    if best.scores.shape[1] == k and scores.device.type == "cpu" and not in_graph():
+        rows = (~(scores.amax(1) <= best.scores[:, -1])).nonzero().squeeze(1)  # NaN is above all, as torch.topk has it
+        if 2 * len(rows) < len(scores):
+            if len(rows):
+                old = TopK(*(x.index_select(0, rows) for x in best))
+                for x, new in zip(best, _merged(old, scores.index_select(0, rows), start, k), strict=True):
+                    x.index_copy_(0, rows, new)
+            return best
+    return _merged(best, scores, start, k)
+
+
+def _merged(best: TopK, scores: Tensor, start: int, k: int) -> TopK:
+    top = scores.topk(min(k, scores.shape[1]))
+    both = torch.cat([best.scores, top.values], 1)
+    classes = torch.cat([best.classes, top.indices + start], 1)
+    values, order = both.topk(min(k, both.shape[1]))
+    return TopK(values, classes.gather(1, order))
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

@@ -183,6 +183,24 @@ def test_weights_are_float32_at_least_whatever_the_default():
     trained(head, FactoredSGD(head, lr=1.0), 3)
 
 
+@pytest.mark.parametrize("values", ["weight", "bias"])
+def test_dense_values_are_read_a_chunk_at_a_time(monkeypatch, values):
+    """No chunk of dense rows is kept while others are computed: together they would be a second D x d matrix."""
+    monkeypatch.setattr("spherical_loss.heads.factored.head.CHUNK", 80)
+    head, alive, most = FactoredHead(5, 100), weakref.WeakSet(), 0
+    dense = FactoredHead.dense
+
+    def counted(self, rows):
+        nonlocal most
+        alive.add(storage := dense(self, rows))
+        most = max(most, len(alive))
+        return storage
+
+    monkeypatch.setattr(FactoredHead, "dense", counted)
+    getattr(head, values)
+    assert most <= 2
+
+
 def test_no_index_of_a_part(monkeypatch):
     head = FactoredHead(6, 40)
     monkeypatch.setattr(head.shard, "group", object())

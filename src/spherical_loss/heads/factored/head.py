@@ -192,8 +192,9 @@ class FactoredHead(GradientKeeper):
     def bias(self) -> Tensor | None:
         if not self.has_bias:
             return None
-        rows = torch.cat([self.V.new_empty(0), *(self.rows(rows)[:, self.in_features] for rows in self.row_chunks())])
-        kept = rows.to(self.dtype)
+        kept = torch.empty(len(self.shard), dtype=self.dtype, device=self.V.device)
+        for rows in self.row_chunks():
+            kept[rows] = self.rows(rows)[:, self.in_features]
         return kept if self.shard.group is None else torch.cat(self.shard.gather(kept)[0])
 
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
@@ -206,12 +207,14 @@ class FactoredHead(GradientKeeper):
                 "before torch.export, torch.compile or torch.jit.trace, or export head.to_linear() with loss.predict"
             )
         with full_precision(X.device):
-            XU = self.U.transform_transposed(X)
             offset = (X @ self.w0.to(X.dtype)).unsqueeze(1)
+            X, transforms = (self.U.transform_transposed(X), None) if one_frame else (X, self.U.through_frames())
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
             with full_precision(X.device):
-                o = torch.addmm(offset, XU, self.V[here].T) if one_frame else X @ self.rows(here).T
+                V = self.V[here]
+                VU = V if transforms is None else self.U.bring_forward_(V.clone(), self.row_frames[here], transforms)
+                o = torch.addmm(offset, X, VU.T)
             yield first + start, o.to(self.dtype)
 
     @torch.no_grad()

@@ -34,7 +34,10 @@ def where(spans: list[Span], classes: Tensor) -> list[slice]:
     if len(spans) == 1 and spans[0].start == 0:
         return [slice(0, len(classes))]
     bounds = [bound for head, start in spans for bound in (start, start + head.num_classes)]
-    before = torch.stack([(classes < bound).sum() for bound in bounds]).tolist()  # the device is waited for once
+    if classes.device.type == "cpu":
+        before = torch.searchsorted(classes, torch.tensor(bounds, device="cpu")).tolist()
+    else:  # where a list would have to be copied to the device, and wait for it; so it is waited for once
+        before = torch.stack([(classes < bound).sum() for bound in bounds]).tolist()
     return [slice(*pair) for pair in zip(before[::2], before[1::2], strict=True)]
 
 
@@ -74,8 +77,8 @@ class FactoredStatistics(torch.autograd.Function):
             for (head, start), mine in zip(spans, slices, strict=True):
                 rows, dense = head.read(local(classes, mine, start))
                 current.append(rows)
-                W_rows.append(dense)
-            W_c = selected(_assembled(W_rows, slices, len(classes)).to(dtype), positions)
+                W_rows.append(dense.to(dtype))
+            W_c = selected(_assembled(W_rows, slices, len(classes)), positions)
             o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, q.to(X.dtype), W_c, targets, classes, positions, *products, *current)
         ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
@@ -86,11 +89,7 @@ class FactoredStatistics(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
         reader: Reader = ctx.reader
-        if reader.version != ctx.version:
-            raise RuntimeError(
-                "the weights of the head changed (a step, or other weights) between this forward pass and its backward pass; "
-                "run the forward pass again"
-            )
+        check_version(reader, ctx.version)
         spans = reader.spans
         X, q, W_c, targets, classes, positions, *saved = ctx.saved_tensors
         products, current = saved[: len(spans)], saved[len(spans) :]
@@ -112,6 +111,14 @@ class FactoredStatistics(torch.autograd.Function):
             reader.keep(BatchGradients(X, q, g_s, g_q, g_c, targets, classes, positions, heads, ctx.version))
         # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
         return grad_H.to(ctx.dtype, copy=True), None, None, None
+
+
+def check_version(reader: Reader, version: int) -> None:
+    if reader.version != version:
+        raise RuntimeError(
+            "the weights of the head changed (a step, or other weights) between this forward pass and its backward pass; "
+            "run the forward pass again"
+        )
 
 
 def local(classes: Tensor, mine: slice, start: int) -> Tensor:
@@ -160,9 +167,9 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
 
 
 def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:
-    """The rows of W of n classes from those of each head; 0 for classes of none."""
-    if len(W_rows) == 1 and len(W_rows[0]) == n:
-        return W_rows[0]
+    """The rows of W of n classes from those of each head, of one dtype; 0 for classes of none."""
+    if sum(map(len, W_rows)) == n:  # the heads have all of the classes, in their order
+        return W_rows[0] if len(W_rows) == 1 else torch.cat(W_rows)
     assembled = W_rows[0].new_zeros(n, W_rows[0].shape[1])
     for rows, mine in zip(W_rows, slices, strict=True):
         assembled[mine] = rows

@@ -94,17 +94,25 @@ class RowTransform(nn.Module):
         """``rows U^-1``"""
         return torch.addmm(rows, rows, self.inverse_deviation, beta=1 / self.scale, alpha=1 / self.scale)
 
-    def bring_forward_(self, rows: Tensor, frames: Tensor) -> Tensor:
-        """Bring rows of V to the current frame, in place; ``frames`` has the index of each row's frame in ``past``."""
+    def through_frames(self) -> Tensor:
+        """What each row of V is multiplied by to be one of V U, (frames, d, d): the current frame is the last."""
+        U = self.matrix
+        return torch.cat([self.past @ U, U.unsqueeze(0)])
+
+    def bring_forward_(self, rows: Tensor, frames: Tensor, transforms: Tensor | None = None) -> Tensor:
+        """Bring rows of V to the current frame, in place; ``frames`` has the index of each row's frame in ``past``.
+
+        With ``transforms=through_frames()``, which serves many rows, to the dense rows V U.
+        """
+        transforms = self.past if transforms is None else transforms
         counts = torch.bincount(frames, minlength=len(self.past) + 1).tolist()
-        if counts[-1] == len(rows):
-            return rows
-        if len(rows) in counts[:-1]:  # all of one frame
-            return rows.copy_(rows @ self.past[counts.index(len(rows))])
+        if len(rows) in counts:  # all of one frame
+            frame = counts.index(len(rows))
+            return rows.copy_(rows @ transforms[frame]) if frame < len(transforms) else rows
         order = frames.argsort()
         ordered = rows.index_select(0, order)
         out = ordered.clone()
-        for part, into, transform in zip(ordered.split(counts), out.split(counts), self.past, strict=False):
+        for part, into, transform in zip(ordered.split(counts), out.split(counts), transforms, strict=False):
             if len(part):
                 torch.mm(part, transform, out=into)
         return rows.index_copy_(0, order, out)
@@ -126,8 +134,7 @@ class RowTransform(nn.Module):
 
     def close_frame(self) -> None:
         """Start a new frame: U becomes the identity, and its old value is kept for the rows that are not written since."""
-        U = self.matrix
-        self.past = torch.cat([self.past @ U, U.unsqueeze(0)])
+        self.past = self.through_frames()
         self._reset()
 
     def start_over(self) -> None:
