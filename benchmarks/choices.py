@@ -36,7 +36,8 @@ def heads(measured: dict[str, Any], crossings: list[Row], classes: dict[str, Any
         [
             "100,000 and more, some much more frequent than others",
             "`TieredHead`",
-            f"{tiers(many)} times the perplexity of one head at {many['words']:,} words",
+            f"{tiers(many)} times the perplexity of one head at {many['words']:,} words, after "
+            f"{many['budget']['training']:,} steps",
         ],
         [
             "the same, and probabilities count",

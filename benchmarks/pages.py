@@ -33,7 +33,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     """The text between the marks, by the page (in docs/) and the name of the marks."""
     crossings: list[Row] = stored("crossover")
     classes, time = stored("quality-classes"), stored("quality-time")
-    parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "adaptive": adaptive}
+    parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "adaptive": adaptive, "tiers": tiers}
     return {
         **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
@@ -163,9 +163,23 @@ def adaptive(rows: list[Row]) -> str:
         for r in rows
         if r["part"] in work
     ]
-    by_D = ", ".join(f"{r['D']:,}: {readable(r['seconds'][0])}" for r in rows if r["part"] == "growth")
     header = ["", "instead of", "takes", "AdaptiveSphericalSoftmax", "ratio", "quartiles"]
-    return f"{untitled(header, cells)}\n\nA step against D: {by_D}."
+    return f"{untitled(header, cells)}\n\n{against_D(rows)}"
+
+
+def tiers(rows: list[Row]) -> str:
+    """A step with four tiers beside one of a single head."""
+    cells = [
+        [r["cuts"], readable(r["seconds"][0]), readable(r["one"][0]), *ratio_cells(r["ratio"])]
+        for r in rows
+        if r["part"] == "step"
+    ]
+    return f"{untitled(['four tiers', 'take', 'one head takes', 'ratio', 'quartiles'], cells)}\n\n{against_D(rows)}"
+
+
+def against_D(rows: list[Row]) -> str:
+    by_D = ", ".join(f"{r['D']:,}: {readable(r['seconds'][0])}" for r in rows if r["part"] == "growth")
+    return f"A step against D: {by_D}."
 
 
 def quality(parts: dict[str, Any]) -> str:

@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
-from benchmarks import adaptive_step, gram_step, growth, language_step, loss_speed, mnist_step, refactoring, side_by_side
+from benchmarks import (
+    adaptive_step,
+    gram_step,
+    growth,
+    language_step,
+    loss_speed,
+    mnist_step,
+    refactoring,
+    side_by_side,
+    tiered_step,
+)
 from benchmarks.summary import print_summary
 
 PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {  # of whether to be quick
@@ -23,6 +33,7 @@ PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {  # of whether to be
     "gram": gram_step.run,
     "side-by-side": side_by_side.run,
     "adaptive": adaptive_step.run,
+    "tiers": tiered_step.run,
     "refactoring": refactoring.run,
     "growth": growth.run,
     "mnist": mnist_step.run,

@@ -25,6 +25,7 @@ ADAPTIVE_GOALS = {  # by part and peer
     ("step", "sampled softmax, 1,024 negatives"): 1 / 1.3,
     ("scores", "dense log_softmax"): 300.0,
 }
+TIERS = 2.2  # times the step of one head, at most
 MEMORY, GROWTH, REFACTORING = 0.1, 1.15, 0.1
 
 
@@ -55,15 +56,23 @@ def summary(measured: dict[str, Any]) -> Iterator[Line]:
             size, what = f"N={row['N']}, d={row['d']}, D={row['D']:,}", "" if row["part"] == "step" else ", scores"
             reach = f"{ADAPTIVE_GOALS[compared]:.3g}x"
             yield f"{row['name']} / AdaptiveSphericalSoftmax{what} ({size})", *ratio_cells(row["ratio"]), reach
+    for row in measured.get("tiers", []):
+        if row["part"] == "step":
+            size = f"N={row['N']}, d={row['d']}, D={row['D']:,}"
+            yield f"TieredHead, {row['cuts']} / FactoredHead ({size})", *ratio_cells(row["ratio"]), f"{TIERS}x at most"
+    yield from slowest("TieredHead", {r["D"]: r["seconds"][0] for r in measured.get("tiers", []) if r["part"] == "growth"})
     for row in measured.get("refactoring", []):
         N, d, D = WORD_MODEL
         what = f"share of the time for refactoring (N={N}, d={d}, D={D:,})"
         yield what, f"{row['share']:.1%}", "", f"{REFACTORING:.0%} at most"
-    if by_D := {row["D"]: row["seconds"][0] for row in measured.get("growth", []) if row["sweep"] == "D"}:
-        spread = max(by_D.values()) / min(by_D.values())
-        what = f"FactoredHead: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}"
-        yield what, f"{spread:.2f}x", "", f"{GROWTH}x at most"
+    yield from slowest("FactoredHead", {r["D"]: r["seconds"][0] for r in measured.get("growth", []) if r["sweep"] == "D"})
     for row in measured.get("language", []):
         part = PART_NAMES[row["part"]]
         size = f"N={row['N']}, d={row['d']}, D={row['D']:,}"
         yield f"language model, {part}: dense softmax / factored ({size})", *ratio_cells(row["ratio"]), f"{row['goal']:g}x"
+
+
+def slowest(head: str, by_D: dict[int, float]) -> Iterator[Line]:
+    if by_D:
+        spread = max(by_D.values()) / min(by_D.values())
+        yield f"{head}: slowest / fastest step, D={min(by_D):,} to {max(by_D):,}", f"{spread:.2f}x", "", f"{GROWTH}x at most"
