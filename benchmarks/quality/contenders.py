@@ -29,9 +29,11 @@ from spherical_loss import (
     TieredSGD,
     ZLoss,
 )
+from spherical_loss.experiments.models.language_model import FREQUENT_OF_MANY
+from spherical_loss.experiments.models.language_model import TAIL_CUTOFFS as TAIL_CUTOFFS_OF_MANY
 
 NEGATIVES = 1_024
-FREQUENT, TAIL_CUTOFFS = (100, 500, 2_000), (8_000, 32_000)  # of AdaptiveSphericalSoftmax: three softmaxes and three tails
+FREQUENT, TAIL_CUTOFFS = FREQUENT_OF_MANY, TAIL_CUTOFFS_OF_MANY  # of AdaptiveSphericalSoftmax
 EPS = 0.02  # of the spherical softmax; its rates are those of the Taylor softmax times eps
 LATER_SOFTMAXES = 2.0  # their learning rate, in that of the first softmax
 TAILS = 0.16  # the same of a tail, times the square root of its number of classes
@@ -212,13 +214,13 @@ def adaptive(d: int, counts: Tensor) -> Layer:
 
 
 CONTENDERS = {  # in the order in which they are trained: the main question first
-    "sampled softmax": Contender(sampled, 0.01, 0.05),
-    "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, TAILS), 0.01, 0.05),
+    "sampled softmax": Contender(sampled, 0.01, 0.014),
+    "adaptive spherical softmax, Taylor": Contender(mixed(TaylorSoftmaxLoss, TAILS), 0.01, 0.014),
     "Taylor, tiers": Contender(family(TaylorSoftmaxLoss, tiers=True), 0.01, 1.0),
     "Taylor, one head": Contender(family(TaylorSoftmaxLoss, tiers=False), 0.01, 10.0),
     "adaptive softmax": Contender(adaptive, 0.01, 0.05),
     "spherical, tiers": Contender(family(spherical, tiers=True), 0.01, EPS),
-    "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.01, 0.05),
+    "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.01, 0.014),
     "spherical, one head": Contender(family(spherical, tiers=False), 0.01, EPS * 10),
     "Z-loss, tiers": Contender(family(ZLoss, tiers=True), 0.01, 1.0, {"a": 0.1, "b": 30.0}),
     "dense softmax": Contender(DenseSoftmax, 0.01, 0.05),

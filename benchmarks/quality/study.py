@@ -41,8 +41,10 @@ class Budget:
 class Study:
     """The results for one vocabulary, in one file for all of them, written after every training."""
 
-    def __init__(self, path: Path, vocabulary: str, budget: Budget) -> None:
+    def __init__(self, path: Path, vocabulary: str, budget: Budget, searched: str | None = None) -> None:
         self.path, self.vocabulary, self.budget = path, vocabulary, budget
+        self.searched = searched or vocabulary
+        """The vocabulary of the search."""
         empty = {"words": corpus(vocabulary).train.D, "budget": asdict(budget), "paces": {}, "trials": [], "runs": []}
         self.part: dict[str, Any] = self.stored().get(vocabulary, empty)
         if self.part["budget"] != asdict(budget):
@@ -58,7 +60,8 @@ class Study:
         """Do what is missing of these contenders."""
         names = list(dict.fromkeys([REFERENCE, *names])) if self.budget.unit == "seconds" else list(names)
         self.measure_paces(names)
-        self.train([training for name in names for training in self.trials(name)], "trials", workers)
+        if self.searched == self.vocabulary:
+            self.train([training for name in names for training in self.trials(name)], "trials", workers)
         tuned = {name: best for name in names if (best := self.best(name)) is not None}
         steps = {name: self.steps(name, self.budget.training) for name in tuned}
         runs = [self.training(name, seed, steps[name], values) for seed in SEEDS for name, values in tuned.items()]
@@ -72,7 +75,8 @@ class Study:
 
     def best(self, name: str) -> dict[str, float] | None:
         """The values with the lowest perplexity, or, without one, the lowest top-10 error; None if all diverged."""
-        found = [t for t in self.part["trials"] if t["contender"] == name and "end" in t]
+        trials = self.part["trials"] if self.searched == self.vocabulary else self.stored()[self.searched]["trials"]
+        found = [t for t in trials if t["contender"] == name and "end" in t]
         if not found:
             return None
         best = min(found, key=lambda t: t["end"]["perplexity"] or t["end"]["top10"])

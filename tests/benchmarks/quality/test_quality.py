@@ -157,6 +157,17 @@ def test_a_study_from_start_to_end_and_again(tmp_path: Path, one_process: None, 
         Study(path, "all", Budget(30, 10, "steps"))
 
 
+def test_a_search_at_another_vocabulary(tmp_path: Path, one_process: None) -> None:
+    path, budget = tmp_path / "quality.json", Budget(20, 10, "steps")
+    Study(path, "100", budget).run(NAMES[:1], workers=1)
+    Study(path, "all", budget, searched="100").run(NAMES[:1], workers=1)
+    stored = json.loads(path.read_text())
+    assert stored["all"]["trials"] == []
+    here, there = ({(run["seed"], run["lr"], run["output_lr"]) for run in stored[v]["runs"]} for v in ("100", "all"))
+    assert here == there
+    assert len(here) == 3
+
+
 def test_the_search_is_the_same_for_all(tmp_path: Path) -> None:
     """The same number of trials of the same length, at the same multiples of where they start."""
     study_ = Study(tmp_path / "quality.json", "all", Budget(20, 10, "steps"))
@@ -243,7 +254,7 @@ def test_leverages_of_a_trained_layer(small_text: TextSplits, monkeypatch: pytes
 def test_nats_by_rank_are_those_of_a_dense_float64_computation(
     name: str, small_text: TextSplits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for attribute, value in {"corpus": lambda _: small_text, "FREQUENT": (3, 10), "TAIL_CUTOFFS": (20, 1_000)}.items():
+    for attribute, value in {"corpus": lambda _: small_text, "RANGES": (3, 10, 20, 1_000)}.items():
         monkeypatch.setattr(gap, attribute, value)
     found = gap.measured(example(name), 200)
     assert [(row["from"], row["to"]) for row in found] == [(0, 3), (3, 10), (10, 20), (20, D)]

@@ -34,8 +34,8 @@ from spherical_loss.learning_rate import suggested_lr
 
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
 FREQUENT = 2_000  # classes of the softmax of the adaptive spherical softmax, and half of the classes at most
-MANY_CLASSES = 32_000  # from here on it has three softmaxes, and several tails:
-FREQUENT_OF_MANY, TAIL_CUTOFFS = (100, 500, FREQUENT), (8_000, 32_000)  # as in benchmarks.quality
+MANY_CLASSES = 32_000  # from here on it has several softmaxes and two tails, as in benchmarks.quality:
+FREQUENT_OF_MANY, TAIL_CUTOFFS = (100, 300, 700, 1_500, 3_000), (12_000,)
 BATCH = 500  # examples that are evaluated at once
 RANKED_BATCH = 10_000  # examples that are ranked at once: the factored head computes its dense rows again for each batch
 
