@@ -141,3 +141,26 @@ def test_simlex_against_its_definition(texts: Path) -> None:
     assert metrics["simlex_pairs"] == 30
     network, loss, _, splits = start(make_run())  # zero output weights have no similarities
     assert evaluate_language(network, loss, splits.valid)["simlex_output"] is None
+
+
+@pytest.mark.parametrize(("head", "loss"), [("dense", "softmax"), ("factored", "taylor"), ("adaptive-spherical", "taylor")])
+@pytest.mark.parametrize("layers", [0, 1])
+def test_embeddings_have_their_own_rate(texts: Path, head: str, loss: str, layers: int) -> None:
+    """Embeddings move by that multiple of their step, all else as without it. Two steps: output weights start at zero."""
+    moved = {}
+    for rate in (None, 8.0):
+        run = make_run(loss=loss, head=head, layers=layers, lr=0.1, output_rate=1.0, embedding_rate=rate)
+        network, loss_module, optimizer, splits = start(run)
+        before = {name: value.clone() for name, value in network.state_dict().items() if value.is_floating_point()}
+        for rows in torch.arange(40).split(20):
+            optimizer.zero_grad()
+            network.objective(*splits.train.batch(rows), loss_module).backward()
+            optimizer.step()
+        moved[rate] = {name: network.state_dict()[name] - value for name, value in before.items()}
+        assert optimizer.param_groups[0]["lr"] == 0.1  # that of the hidden layers: the history of a run has it
+    plain, faster = moved[None], moved[8.0]
+    assert plain["embedding.weight"].any()
+    rounding = 8 * 4 * torch.finfo(torch.float32).eps  # of the difference of two embeddings of up to 4, eight times
+    torch.testing.assert_close(faster.pop("embedding.weight"), 8 * plain.pop("embedding.weight"), rtol=1e-4, atol=rounding)
+    for name, value in plain.items():
+        torch.testing.assert_close(faster[name], value)

@@ -168,19 +168,24 @@ class SGDBesideFactored(torch.optim.SGD):
 
 
 def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> torch.optim.Optimizer:
-    """Plain SGD, with a learning rate of its own for the output layer."""
+    """Plain SGD, with learning rates of their own for the embeddings and the output layer.
+
+    The gradient of an embedding is a mean over the batch, in which its word occurs once or twice: at the rate of the hidden
+    layers it hardly moves.
+    """
     assert settings.lr is not None
-    trunk, head = [*network.embedding.parameters(), *network.trunk.parameters()], network.head
+    head = network.head
+    trunk: list[dict[str, Any]] = [
+        {"params": network.trunk.parameters()},  # none without hidden layers; the rates of factored heads follow this group's
+        {"params": network.embedding.parameters(), "lr": settings.lr * (settings.embedding_rate or 1.0)},
+    ]
     if isinstance(head, TieredHead):
         rate = network.suggested_rates[0] if settings.output_rate is None else settings.lr * settings.output_rate
         return SGDBesideFactored(trunk, settings.lr, TieredSGD(head, rate))
     assert settings.output_rate is not None
     if isinstance(head, FactoredHead):
         return SGDBesideFactored(trunk, settings.lr, FactoredSGD(head, settings.lr * settings.output_rate))
-    groups: list[dict[str, Any]] = [
-        {"params": trunk},
-        {"params": head.parameters(), "lr": settings.lr * settings.output_rate},
-    ]
+    groups = [*trunk, {"params": head.parameters(), "lr": settings.lr * settings.output_rate}]
     if isinstance(head, AdaptiveSphericalSoftmax):
         given = None if settings.tail_rate is None else settings.lr * settings.tail_rate
         rates = [given or suggested for suggested in network.suggested_rates]
