@@ -16,10 +16,11 @@ from spherical_loss._logits import family_loss, softmax_loss
 from spherical_loss._targets import check, check_overwriting, explanation
 from spherical_loss.base import NO_TARGET, Loss, SphericalLoss
 from spherical_loss.quadratic import (
+    SMALL,
     Quadratic,
     QuadraticLikelihoodFunction,
+    SmallQuadraticLikelihoodFunction,
     in_one_function,
-    is_shifted_square,
     least,
     log_numerator,
     numerator,
@@ -43,15 +44,14 @@ def quadratic_loss(
 ) -> Tensor:
     """``-log g(o_c) / sum_k g(o_k)`` of logits, with checked options."""
     all_classes = target.is_floating_point() or options.get("label_smoothing", 0.0) > 0
-    if not all_classes and (overwrite_logits or o.numel() > 2**14 or not is_shifted_square(g)) and in_one_function(o):
+    if not all_classes and in_one_function(o):
         return _in_one_function(g, o, target, overwrite_logits=overwrite_logits, **options)
-    if overwrite_logits or (o.numel() > 2**14 and not all_classes):
+    if overwrite_logits or (o.numel() > SMALL and not all_classes):
         precise = quadratic_needs_float64(g)
         formula = partial(_quadratic_formula, g)
         return family_loss(formula, o, target, overwrite_logits=overwrite_logits, needs_float64=precise, **options)
-    # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number,
-    # with any option. For the Taylor softmax it takes the fewest calls, which is what counts below some 2^14 logits; above,
-    # its N x D temporaries cost more than the kernel.
+    # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number, with any
+    # option. It takes the fewest calls where those count; above, its N x D temporaries cost more than the kernel.
     log_g = partial(log_numerator, g)
     if o.device.type == "cpu" and not torch.compiler.is_compiling():
         loss = softmax_loss(log_g, o, target, **options)
@@ -74,6 +74,11 @@ def _in_one_function(
     check(o, target, weight, ignore_index)
     if overwrite_logits:
         check_overwriting(o)
+    elif weight is None and ignore_index < 0 and o.dim() > 1 and o.numel() <= SMALL:
+        try:
+            return SmallQuadraticLikelihoodFunction.apply(o, target.long(), g, reduction)
+        except RuntimeError:  # a target to ignore, which torch does not find among the classes, or one out of range
+            pass
     try:
         return QuadraticLikelihoodFunction.apply(o, target.long(), g, weight, ignore_index, reduction, overwrite_logits)
     except (IndexError, RuntimeError) as error:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from spherical_loss.statistics import CANNOT_OVERWRITE, affine, blocks, fits_a_block, folded, scratch, widened
+from spherical_loss.statistics import CANNOT_OVERWRITE, affine, folded, sums, widened
 
 NO_GRADIENTS = (None,) * 6  # of the other arguments
+SMALL = 2**14  # outputs, below which time is that of the calls
 
 
 class Quadratic(NamedTuple):
@@ -41,17 +42,9 @@ def numerator(g: Quadratic, o: Tensor) -> Tensor:
     return g.a3 * (o - vertex(g)).square() + least(g)
 
 
-def is_shifted_square(g: Quadratic) -> bool:
-    """Whether ``g(x)`` is a multiple of ``(x - vertex)^2 + 1``, as for the Taylor softmax, whose logarithm takes few calls."""
-    return g.a3 == least(g)
-
-
 def log_numerator(g: Quadratic, o: Tensor) -> Tensor:
-    """``log g(o)``, up to a constant, which cancels in the distribution."""
-    if not is_shifted_square(g):
-        return numerator(g, o).log()
-    t = o - vertex(g)
-    return (t * t).log1p()
+    """``log g(o)``"""
+    return numerator(g, o).log()
 
 
 def quadratic_needs_float64(g: Quadratic) -> bool:
@@ -62,23 +55,10 @@ def quadratic_needs_float64(g: Quadratic) -> bool:
 
 
 def normalizer(g: Quadratic, o: Tensor, dtype: torch.dtype) -> Tensor:
-    """``Z``, ``(N, 1, M)`` and float64, of outputs ``(N, D, M)``, with the sum over the classes made in ``dtype``."""
-    N, D, M = o.shape
-    if o.dtype == dtype and fits_a_block(o):
-        sums = _terms(g, o).sum(1, keepdim=True).double()
-    else:
-        sums = torch.empty(N, 1, M, dtype=torch.float64)
-        buffer = scratch(o, dtype)
-        for block, total in blocks(o, sums):
-            terms = buffer[: block.numel()].view(block.shape)
-            x = block if block.dtype == dtype else terms.copy_(block)
-            total.copy_(_terms(g, x, terms).sum(1, keepdim=True))
-    return sums.mul_(g.a2 or g.a3).add_(g.a1 * D)
-
-
-def _terms(g: Quadratic, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """``a2 x + a3 x^2`` without a factor, ``a2`` or ``a3``, that is left to the sum: one pass instead of two."""
-    return torch.addcmul(x, x, x, value=g.a3 / g.a2, out=out) if g.a2 else torch.mul(x, x, out=out)
+    """``Z / a3 = q + (a2 / a3) s + (a1 / a3) D``, ``(N, 1, M)`` and float64, of outputs ``(N, D, M)``; s and q are summed in
+    ``dtype``."""
+    s, q = sums(o, dtype)
+    return q.add_(s, alpha=g.a2 / g.a3).add_(g.a1 / g.a3 * o.shape[1]).unsqueeze(1)
 
 
 def in_one_function(o: Tensor) -> bool:
@@ -95,8 +75,10 @@ def _transformed(o: Tensor) -> bool:
 class QuadraticLikelihoodFunction(torch.autograd.Function):
     """The reduced loss of outputs ``(D,)`` or ``(N, D, ...)`` and their classes.
 
-    Forward reads the outputs once, backward reads them once and writes the gradient. It is one function because the time of a
-    small batch, 200 x 10, is that of the calls.
+    With ``t = o - vertex`` and ``r = least / a3`` the factor a3 cancels: ``L = log(Z / g_c)`` for ``Z = sum_k (t_k^2 + r)`` and
+    ``g_c = t_c^2 + r``, and ``dL/do_k = 2 t_k / Z - [k = c] 2 t_c / g_c``.
+
+    Forward reads the outputs twice, backward reads them once and writes the gradient.
     """
 
     @staticmethod
@@ -111,54 +93,96 @@ class QuadraticLikelihoodFunction(torch.autograd.Function):
         overwrite: bool,
     ) -> Tensor:
         x = o.reshape(folded(o.shape))
-        index = target.view(x.shape[0], 1, x.shape[2])
-        ignored = index == ignore_index
-        if any_ignored := bool(ignored.any()):
-            index = index.masked_fill(ignored, 0)
+        index, o_c, ignored = _at_targets(x, target.reshape(x.shape[0], 1, x.shape[2]), ignore_index)
         Z = normalizer(g, x, torch.float64 if quadratic_needs_float64(g) else widened(o.dtype))
         if not math.isfinite(Z.sum()):  # squares of outputs above 1e19 / sqrt(D) overflow float32
             Z = normalizer(g, x, torch.float64)
-        t_c = x.gather(1, index).double().sub_(vertex(g))
-        g_c = (t_c * t_c).mul_(g.a3).add_(least(g))
-        losses = (Z / g_c).log_()
+        t_c = o_c.double().sub_(vertex(g))
+        ratio = Z / (t_c * t_c).add_(least(g) / g.a3)
+        losses = ratio.log()
         importance: Tensor | None = None  # of the examples, where they are not all alike
-        if any_ignored or weight is not None:
+        if ignored is not None or weight is not None:
             importance = torch.ones_like(Z) if weight is None else weight.double()[index]
-            importance.masked_fill_(ignored, 0.0)
-            losses = losses.masked_fill_(ignored, 0.0).mul_(importance)
-        loss, share = _reduced(losses, importance, reduction)
-        ctx.save_for_backward(o, index, t_c, g_c, Z, importance)
-        ctx.share, ctx.g, ctx.overwrite = share, g, overwrite
-        return loss.to(widened(o.dtype)) if reduction != "none" else loss.to(widened(o.dtype)).view(target.shape)
+            if ignored is not None:
+                importance.masked_fill_(ignored, 0.0)
+                losses = losses.masked_fill_(ignored, 0.0)
+            losses = losses * importance
+        loss, ctx.share = _reduced(losses, importance, reduction, widened(o.dtype))
+        ctx.save_for_backward(o, index, t_c, Z, ratio, importance)
+        ctx.g, ctx.overwrite = g, overwrite
+        return loss if reduction != "none" else loss.view(target.shape)
 
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor) -> tuple[Tensor | None, ...]:
-        o, index, t_c, g_c, Z, importance = ctx.saved_tensors
-        x = o.reshape(folded(o.shape))
-        slope = (g_loss.reshape(Z.shape) if g_loss.dim() else g_loss).double() * (2 * ctx.g.a3 * ctx.share)
-        if importance is not None:
-            slope = slope * importance
+        o, index, t_c, Z, ratio, importance = ctx.saved_tensors
         if torch.is_grad_enabled() or _transformed(g_loss):
             if ctx.overwrite:
                 raise RuntimeError(CANNOT_OVERWRITE)
+            x, share = o.reshape(folded(o.shape)), ctx.share if importance is None else ctx.share * importance
+            slope = 2 * ctx.g.a3 * share * (g_loss.reshape(Z.shape) if g_loss.dim() else g_loss).double()
             return _plain_gradient(ctx.g, x, index, slope).reshape(o.shape).to(o.dtype), *NO_GRADIENTS
-        everywhere = slope / Z
-        # The terms of the target cancel where the loss is small, so they are summed before they are rounded.
-        at_target = (everywhere - slope / g_c).mul_(t_c).to(o.dtype)
-        grad = affine(x, everywhere, everywhere * -vertex(ctx.g), x.detach() if ctx.overwrite else None)
-        return grad.scatter_(1, index, at_target).view(o.shape), *NO_GRADIENTS
+        slope = Z.reciprocal().mul_(g_loss.reshape(Z.shape) if g_loss.dim() else float(g_loss)).mul_(2 * ctx.share)
+        if importance is not None:
+            slope.mul_(importance)
+        # 2 t_c / Z - 2 t_c / g_c: the terms cancel where the loss is small, so they are summed before they are rounded.
+        at_target = torch.addcmul(slope, slope, ratio, value=-1).mul_(t_c)
+        x = o.reshape(folded(o.shape))
+        grad = affine(x, slope, slope * -vertex(ctx.g), x.detach() if ctx.overwrite else None)
+        return grad.scatter_(1, index, at_target.to(o.dtype)).view(o.shape), *NO_GRADIENTS
 
 
-def _reduced(losses: Tensor, importance: Tensor | None, reduction: str) -> tuple[Tensor, float]:
-    """The losses, each times its importance, reduced, and the number that the reduction multiplies them by."""
+class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
+    """The same for a small batch without weights or ignored examples, such as 200 x 10, whose time is that of the calls: as few
+    as possible. In float64, which leaves nothing to check. Outputs are ``(N, D, ...)``."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, target: Tensor, g: Quadratic, reduction: str) -> Tensor:
+        t, index = o.double() - vertex(g), target.unsqueeze(1)
+        G = t * t + least(g) / g.a3
+        Z = G.sum(1, keepdim=True)
+        ratio = Z / G.gather(1, index)
+        loss, ctx.share = _reduced(ratio.log(), None, reduction, widened(o.dtype))
+        ctx.save_for_backward(o, t, index, Z, ratio)
+        ctx.g = g
+        return loss if reduction != "none" else loss.squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, g_loss: Tensor) -> tuple[Tensor | None, ...]:
+        o, t, index, Z, ratio = ctx.saved_tensors
+        if torch.is_grad_enabled() or _transformed(g_loss):
+            slope = 2 * ctx.g.a3 * ctx.share * (g_loss.unsqueeze(1) if g_loss.dim() else g_loss).double()
+            return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None
+        grad = t / Z * (2 * g_loss.unsqueeze(1) if g_loss.dim() else 2 * ctx.share * float(g_loss))  # but for the target's term
+        grad_c = grad.gather(1, index)  # 2 t_c / Z, which is Z / g_c times smaller than the target's term
+        return grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1)).to(o.dtype), None, None, None
+
+
+def _at_targets(x: Tensor, index: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The classes, the outputs at them, and which examples are ignored, or None if there are none of these; an ignored class
+    is replaced by class 0. A class out of range is torch's own error."""
+    if ignore_index < 0:  # then no example is ignored where torch finds all targets
+        try:
+            return index, x.gather(1, index), None
+        except RuntimeError:
+            pass
+    ignored = index == ignore_index
+    if not ignored.any():
+        return index, x.gather(1, index), None
+    index = index.masked_fill(ignored, 0)
+    return index, x.gather(1, index), ignored
+
+
+def _reduced(losses: Tensor, importance: Tensor | None, reduction: str, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The losses, each times its importance, reduced and in ``dtype``, and the number that the reduction multiplies them by."""
     if reduction == "none":
-        return losses, 1.0
+        return losses.to(dtype), 1.0
     if reduction == "sum":
-        return losses.sum(), 1.0
+        return losses.sum().to(dtype), 1.0
     if importance is None:
-        return losses.mean(), 1 / max(1, losses.numel())
+        return losses.mean(dtype=dtype), 1 / max(1, losses.numel())
     total = float(importance.sum())
-    return losses.sum() / total, 1 / total if total else 0.0  # torch's mean of no examples is nan, with a gradient of 0
+    # torch's mean of no examples is nan, with a gradient of 0
+    return (losses.sum() / total).to(dtype), 1 / total if total else 0.0
 
 
 def _plain_gradient(g: Quadratic, o: Tensor, index: Tensor, slope: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def test_normalizer_of_blocks(dtype):
     g = Quadratic(1.0, 1.0, 0.5)
     for shape in ((7, 5, 1), (50, 50_000, 1), (3, 100, 4_000), (2, 1_500_000, 1)):
         o = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-        exact = (1 + o.double() + o.double().square() / 2).sum(1, keepdim=True)
+        exact = (1 + o.double() + o.double().square() / 2).sum(1, keepdim=True) / g.a3
         wide = max(dtype, torch.float32, key=lambda x: x.itemsize)
         torch.testing.assert_close(normalizer(g, o, wide), exact, rtol=4 * torch.finfo(wide).eps, atol=0)
 
@@ -93,3 +93,28 @@ def test_affine_rows():
         for out in (None, torch.empty_like(o)):
             found = affine(o, slope, 2 * slope, out)
             assert (found - exact).abs().max() <= 2 * torch.finfo(torch.float32).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", [(6, 5), (3, 4, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_small_batches(name, shape, reduction):
+    """Without weights and ignored examples they have a function of their own; its loss, gradient and second derivatives."""
+    case, (o, target) = CASES[name], data(*shape)
+    loss = case.make(reduction=reduction)
+    o.requires_grad_()
+    torch.testing.assert_close(loss(o, target), expected(case.oracle, o, target, reduction=reduction), rtol=1e-12, atol=1e-12)
+    assert "Small" in type(loss(o, target).grad_fn).__name__ or reduction == "none"
+    assert gradcheck(lambda x: loss(x, target), (o,))
+    assert gradgradcheck(lambda x: loss(x, target), (o,))
+
+
+def test_small_batches_of_large_outputs():
+    """Squares of 1e19 overflow float32, and the digits of the target's gradient are lost where the loss is 2e-6."""
+    o, target = torch.tensor([[1e19, 3e19, -2e19], [1e3, 0.0, -1.0]], requires_grad=True), torch.tensor([1, 0])
+    exact = o.detach().double().requires_grad_()
+    loss, wanted = sl.TaylorSoftmaxLoss()(o, target), expected(CASES["taylor"].oracle, exact, target)
+    loss.backward()
+    wanted.backward()
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(o.grad.double(), exact.grad, rtol=1e-6, atol=0)
