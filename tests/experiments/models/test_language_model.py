@@ -164,3 +164,8 @@ def test_embeddings_have_their_own_rate(texts: Path, head: str, loss: str, layer
     torch.testing.assert_close(faster.pop("embedding.weight"), 8 * plain.pop("embedding.weight"), rtol=1e-4, atol=rounding)
     for name, value in plain.items():
         torch.testing.assert_close(faster[name], value)
+
+
+def test_embeddings_start_with_the_standard_deviation_that_is_given(texts: Path) -> None:
+    plain, smaller = (start(make_run(embedding_std=std))[0].embedding.weight for std in (None, 0.25))
+    assert torch.equal(smaller, 0.25 * plain)

@@ -96,9 +96,12 @@ class LanguageModel(Network):
 def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> LanguageModel:
     """The paper's start: He's initialization of the hidden layers, zero output weights, output biases that match the word
     frequencies. The Z-loss has no such bias, and is flat where all outputs are equal: its output weights start with He's
-    standard deviation, ``sqrt(2 / d)``. Embeddings start with a standard deviation of 1. All heads start with the same values.
+    standard deviation, ``sqrt(2 / d)``. Embeddings start with a standard deviation of ``settings.embedding_std``. All heads
+    start with the same values.
     """
     network = LanguageModel(train.D, settings, lambda d, D: made_head(settings.head, d, train, loss))
+    with torch.no_grad():
+        network.embedding.weight.mul_(settings.embedding_std or 1.0)
     for module in network.trunk:
         if isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

@@ -81,6 +81,8 @@ class LanguageSettings(Settings):
     """Number of words from which the next one is predicted."""
     embedding: int = 250
     """Size of a word's embedding."""
+    embedding_std: float | None = None
+    """Standard deviation of the embeddings at the start; by default the tuned one, or 1."""
     embedding_rate: float | None = None
     """Learning rate of the embeddings, as a multiple of --lr; by default the tuned one, or that of the other layers."""
     output_rate: float | None = None
@@ -191,7 +193,7 @@ def resolved(settings: Settings, loss: str, values: dict[str, Any]) -> Settings:
 def check(settings: Settings) -> None:
     """Raise a :class:`UsageError` for a value that makes no sense."""
     positive = {"lr", "eps", "a", "batch_size", "epochs", "patience", "halve_after", "width", "threads"}
-    positive |= {"context", "embedding", "embedding_rate", "output_rate", "tail_rate", "min_count", "words"}
+    positive |= {"context", "embedding", "embedding_std", "embedding_rate", "output_rate", "tail_rate", "min_count", "words"}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         option = "--" + field.name.replace("_", "-")
