@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import choices, crossover, labels, search, word_capacity
+from benchmarks import choices, crossover, labels, search, top_classes, word_capacity
 from benchmarks.language_step import PART_NAMES
 from benchmarks.quality import gap, leverages
 from benchmarks.quality import page as quality_page
@@ -36,6 +36,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
     parts = {"side-by-side": side_by_side, "growth": growth, "language": language, "adaptive": adaptive, "tiers": tiers}
     return {
         **{("benchmarks.md", name): table(measured[name]) for name, table in parts.items()},
+        ("benchmarks.md", "topk"): markdown(replace(top_classes.table(measured["topk"]), title="")),
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("guides/choosing-a-head.md", "by-classes"): choices.heads(measured, crossings, classes, time),
         ("guides/choosing-a-loss.md", "by-classes"): choices.losses(classes, time),

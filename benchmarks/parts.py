@@ -25,6 +25,7 @@ from benchmarks import (
     refactoring,
     side_by_side,
     tiered_step,
+    top_classes,
 )
 from benchmarks.summary import print_summary
 
@@ -34,6 +35,7 @@ PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {  # of whether to be
     "side-by-side": side_by_side.run,
     "adaptive": adaptive_step.run,
     "tiers": tiered_step.run,
+    "topk": top_classes.run,
     "refactoring": refactoring.run,
     "growth": growth.run,
     "mnist": mnist_step.run,

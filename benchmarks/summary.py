@@ -26,6 +26,7 @@ ADAPTIVE_GOALS = {  # by part and peer
     ("scores", "dense log_softmax"): 300.0,
 }
 TIERS = 2.2  # times the step of one head, at most
+TOPK = 1.3  # times the matrix product, at most
 MEMORY, GROWTH, REFACTORING = 0.1, 1.15, 0.1
 
 
@@ -61,6 +62,9 @@ def summary(measured: dict[str, Any]) -> Iterator[Line]:
             size = f"N={row['N']}, d={row['d']}, D={row['D']:,}"
             yield f"TieredHead, {row['cuts']} / FactoredHead ({size})", *ratio_cells(row["ratio"]), f"{TIERS}x at most"
     yield from slowest("TieredHead", {r["D"]: r["seconds"][0] for r in measured.get("tiers", []) if r["part"] == "growth"})
+    for row in measured.get("topk", []):
+        size = f"N={row['N']:,}, d={row['d']}, D={row['D']:,}"
+        yield f"{row['name']}.topk / the product of all outputs ({size})", *ratio_cells(row["ratio"]), f"{TOPK}x at most"
     for row in measured.get("refactoring", []):
         N, d, D = WORD_MODEL
         what = f"share of the time for refactoring (N={N}, d={d}, D={D:,})"

@@ -19,6 +19,7 @@ def test_the_summary_has_every_goal_of_the_heads(capsys: pytest.CaptureFixture[s
             {**size, "part": "step", "cuts": "automatic cuts", "ratio": ratio},
             *({"part": "growth", "D": D, "seconds": [s, s, s]} for D, s in ((10, 1.0), (1_000, 1.2))),
         ],
+        "topk": [{**size, "name": name, "ratio": ratio} for name in ("DenseHead", "FactoredHead")],
         "refactoring": [{"share": 0.04}],
         "growth": [{"sweep": "D", "D": D, "seconds": [s, s, s]} for D, s in ((10, 1.0), (1_000, 1.1))],
         "language": [{**size, "part": part, "ratio": ratio, "goal": 10.0} for part in ("output", "whole")],
@@ -29,12 +30,12 @@ def test_the_summary_has_every_goal_of_the_heads(capsys: pytest.CaptureFixture[s
         *("F.linear + F.cross_entropy / GramHead", "F.linear_cross_entropy / GramHead", "GramHead's memory"),
         *(f"{name} / FactoredHead" for name in summary.FACTORED_GOALS),
         *(f"{name} / AdaptiveSphericalSoftmax" for _, name in summary.ADAPTIVE_GOALS),
-        *("TieredHead, automatic cuts / FactoredHead", "1.20x"),
+        *("TieredHead, automatic cuts / FactoredHead", "1.20x", "DenseHead.topk", "FactoredHead.topk"),
         *("refactoring", "1.10x", "output layer: dense softmax / factored", "whole step: dense softmax / factored"),
     )
     for what in expected:
         assert sum(what in line for line in lines) == 1, what
-    assert sum("2x" in line and "1.9 to 2.1" in line for line in lines) == 12
+    assert sum("2x" in line and "1.9 to 2.1" in line for line in lines) == 14
 
 
 def test_nothing_measured_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
