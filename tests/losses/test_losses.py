@@ -163,3 +163,10 @@ def test_squared_error_is_the_mean_over_classes_times_d():
 def test_z_loss_does_not_see_shift_and_scale():
     o, target = data(6, 5)
     torch.testing.assert_close(sl.ZLoss(1, 2)(7 * o - 3, target), sl.ZLoss(1, 2)(o, target))
+
+
+@pytest.mark.parametrize("eps", [1e-4, 0.02, 3.0])
+def test_the_spherical_softmax_is_a_taylor_softmax_of_other_outputs(eps):
+    """Of sqrt(eps) (o + 1): eps is a scale of the output layer, as the guide to the losses says."""
+    o, target = data(50, 7)
+    torch.testing.assert_close(sl.SphericalSoftmaxLoss(eps)(eps**0.5 * (o + 1), target), sl.TaylorSoftmaxLoss()(o, target))
