@@ -60,7 +60,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from spherical_loss.processes import process_group
+from spherical_loss.processes import end, process_group
 
 died = Path(sys.argv[1])
 first = not died.exists()
@@ -73,6 +73,7 @@ with process_group("gloo", timedelta(minutes=5)) as group:
     if first:
         time.sleep(300)
 print("together:", int(ranks), "restarts:", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+end()
 """
 
 
