@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import spherical_loss as sl
-from spherical_loss import AdaptiveSphericalSoftmax, DenseHead, FactoredHead, FactoredSGD, GramHead, TieredHead, TieredSGD
-from spherical_loss.heads.factored.disjoint import can_share
+from spherical_loss import AdaptiveSphericalSoftmax, DenseHead, FactoredHead, FactoredSGD, GramHead, TieredSGD
 from tests.support.cases import CASES
 
+from .adaptive_reference import (
+    Reference,
+    assert_same_weights,
+    check_training,
+    every_likelihood,
+    optimizers_of,
+    randomized,
+    shuffled_frequencies,
+    train_step,
+)
 from .reference import random_batch
 
 LAYOUTS = {  # of 30 to 40 classes
@@ -27,101 +36,7 @@ LAYOUTS = {  # of 30 to 40 classes
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 TAILS = ["factored", "tiered", "gram", "dense"]
-LIKELIHOODS = {name: CASES[name] for name in ("taylor", "spherical", "quadratic")}
 every_tail = pytest.mark.parametrize("tail", TAILS)
-every_likelihood = pytest.mark.parametrize("case", LIKELIHOODS.values(), ids=LIKELIHOODS)
-
-
-class Reference:
-    """Dense layers in float64: of the frequent classes and the clusters, and one for each cluster."""
-
-    def __init__(self, layer: AdaptiveSphericalSoftmax, losses, frequencies: Tensor | None) -> None:
-        self.losses, self.cuts, D = losses, layer.cutoffs, layer.n_classes
-        layers = [layer, *layer.softmaxes, *layer.tails]
-        self.softmaxes = len(layer.softmaxes)
-        found = [x for each in layers for x in (each.weight, torch.zeros(()) if each.bias is None else each.bias)]
-        self.parameters = [x.detach().double().clone().requires_grad_() for x in found]
-        self.a = layer.scale[self.cuts[0] :]
-        ranked = range(D) if frequencies is None else sorted(range(D), key=lambda c: -float(frequencies[c]))
-        self.rank = {c: r for r, c in enumerate(ranked)}
-
-    def log_prob(self, H: Tensor) -> Tensor:
-        """Of all classes, (N, D)."""
-        o, *others = [H @ W.T + b for W, b in zip(self.parameters[::2], self.parameters[1::2], strict=True)]
-        M = self.cuts[0]
-        first = torch.cat([o[:, :M], self.a * o[:, M:]], 1).log_softmax(1)
-        by_rank = [first[:, :M]]
-        for k, outputs in enumerate(others):
-            inside = outputs.log_softmax(1) if k < self.softmaxes else -self.losses(outputs)
-            by_rank.append(first[:, M + k, None] + inside)
-        return torch.cat(by_rank, 1)[:, [self.rank[c] for c in range(len(self.rank))]]
-
-    def gradients(self, hidden: Tensor, target: Tensor, reduction: str = "mean") -> tuple[Tensor, Tensor, list[Tensor]]:
-        H = hidden.detach().double().reshape(-1, hidden.shape[-1]).requires_grad_()
-        target = target.reshape(-1)
-        counted = (target != -100).nonzero().flatten()
-        picked = -self.log_prob(H)[counted].gather(1, target[counted].unsqueeze(1))
-        value = picked.mean() if reduction == "mean" else picked.sum()
-        grad_H, *grads = torch.autograd.grad(value, [H, *self.parameters])
-        return value.detach(), grad_H.reshape(hidden.shape), grads
-
-    @torch.no_grad()
-    def step(self, grads: list[Tensor], lr: float, tail_lr: float, weight_decay: float = 0.0) -> None:
-        for i, (p, g) in enumerate(zip(self.parameters, grads, strict=True)):
-            p -= (lr if i < 2 + 2 * self.softmaxes else tail_lr) * (g + weight_decay * p)
-
-
-def optimizers_of(layer: AdaptiveSphericalSoftmax, lr: float, tail_lr: float, weight_decay: float = 0.0):
-    softmaxes = [p for each in (layer, *layer.softmaxes) for p in (each.weight, each.bias)]
-    return torch.optim.SGD(softmaxes, lr, weight_decay=weight_decay), *(
-        optimizer_of(tail, tail_lr, weight_decay) for tail in layer.tails
-    )
-
-
-def optimizer_of(tail, lr: float, weight_decay: float):
-    if isinstance(tail, FactoredHead):
-        return FactoredSGD(tail, lr, weight_decay)
-    if isinstance(tail, TieredHead):
-        return TieredSGD(tail, lr, power=0.0, weight_decay=weight_decay)
-    return torch.optim.SGD(tail.parameters(), lr, weight_decay=weight_decay)
-
-
-def train_step(layer, optimizers, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    H = hidden.clone().requires_grad_()
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    value = layer(H, target).loss
-    value.backward()
-    for optimizer in optimizers:
-        optimizer.step()
-    return value.detach(), H.grad
-
-
-def assert_same_weights(layer, reference: Reference, **tolerance: float) -> None:
-    layers = (layer, *layer.softmaxes, *layer.tails)
-    for found, expected in zip((x for each in layers for x in (each.weight, each.bias)), reference.parameters, strict=True):
-        torch.testing.assert_close(found.detach().double(), expected.detach(), **tolerance)
-
-
-def randomized(layer: AdaptiveSphericalSoftmax, seed: int = 0) -> AdaptiveSphericalSoftmax:
-    generator = torch.Generator().manual_seed(seed)
-
-    def drawn(*shape: int) -> Tensor:
-        return 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    for each in (layer, *layer.softmaxes):
-        with torch.no_grad():
-            each.weight.copy_(drawn(*each.weight.shape))
-            each.bias.copy_(drawn(*each.bias.shape))
-    for tail in layer.tails:
-        tail.set_weight(drawn(tail.num_classes, layer.in_features))
-        tail.set_bias(1 + drawn(tail.num_classes))
-    return layer
-
-
-def shuffled_frequencies(D: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (1 / torch.arange(1.0, D + 1))[torch.randperm(D, generator=generator)]
 
 
 @every_tail
@@ -134,84 +49,6 @@ def test_values_gradients_and_steps(tail, case, layout, ordered):
     layer = randomized(AdaptiveSphericalSoftmax(d, D, loss=case.make(), frequencies=frequencies, tail=tail, **layout).double())
     batches = [random_batch(N, d, D, seed=step, ignored=step % 3)[:2] for step in range(6)]
     check_training(layer, Reference(layer, case.oracle, frequencies), batches)
-
-
-def check_training(layer: AdaptiveSphericalSoftmax, reference: Reference, batches: list[tuple[Tensor, Tensor]]) -> None:
-    optimizers = optimizers_of(layer, 0.05, 0.1)
-    for hidden, target in batches:
-        expected, grad_H, grads = reference.gradients(hidden, target)
-        output = layer(hidden, target).output
-        counted = target >= 0
-        log_p = reference.log_prob(hidden)[counted].gather(1, target[counted].unsqueeze(1)).squeeze(1)
-        torch.testing.assert_close(output[counted], log_p, rtol=1e-8, atol=1e-10)
-        assert not output[~counted].any()
-        value, grad = train_step(layer, optimizers, hidden, target)
-        reference.step(grads, 0.05, 0.1)
-        torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(grad, grad_H, rtol=1e-7, atol=1e-9)
-    assert_same_weights(layer, reference, rtol=1e-7, atol=1e-9)
-
-
-def sharing_tails(loss, frequencies: Tensor | None = None) -> AdaptiveSphericalSoftmax:
-    """A layer of 60 classes with three tails that are computed in one call: as factored heads of many classes are."""
-    layer = AdaptiveSphericalSoftmax(6, 60, (3, 9), loss, frequencies, tail_cutoffs=(20, 35)).double()
-    assert can_share(layer.tails)
-    return randomized(layer)
-
-
-@every_likelihood
-@pytest.mark.parametrize("ordered", [True, False])
-def test_tails_that_share_a_call(case, ordered):
-    frequencies = None if ordered else shuffled_frequencies(60)
-    layer = sharing_tails(case.make(), frequencies)
-    batches = [random_batch(14, 6, 60, seed=step, ignored=step % 3)[:2] for step in range(6)]
-    by_rank = layer.order.tolist()
-    for ranks in ([50, 40, 59], [0, 30, 2], [8, 1], [22, 22, 22, 12]):  # tails without examples, and one class several times
-        target = torch.tensor([by_rank[rank] for rank in ranks])
-        batches.append((torch.randn(len(target), 6, dtype=torch.float64), target))
-    check_training(layer, Reference(layer, case.oracle, frequencies), batches)
-
-
-def test_tails_that_share_a_call_wait_for_their_steps():
-    """Each tail takes its step after another number of batches; until then their gradients add up."""
-    layer = sharing_tails(sl.TaylorSoftmaxLoss())
-    reference = Reference(layer, LIKELIHOODS["taylor"].oracle, None)
-    softmaxes, *tails = optimizers_of(layer, 0.05, 0.1)
-    waiting = [torch.zeros_like(p) for p in reference.parameters]
-    for step in range(1, 7):
-        hidden, target, _ = random_batch(14, 6, 60, seed=step)
-        _, _, grads = reference.gradients(hidden, target)
-        layer(hidden, target).loss.backward()
-        softmaxes.step()
-        softmaxes.zero_grad()
-        due = [True] * 4 + [step % (1 + i // 2) == 0 for i in range(6)]
-        for i, optimizer in enumerate(tails):
-            if due[4 + 2 * i]:
-                optimizer.step()
-                optimizer.zero_grad()
-        waiting = [w + g for w, g in zip(waiting, grads, strict=True)]
-        reference.step([w if now else torch.zeros_like(w) for w, now in zip(waiting, due, strict=True)], 0.05, 0.1)
-        waiting = [torch.zeros_like(w) if now else w for w, now in zip(waiting, due, strict=True)]
-    assert_same_weights(layer, reference, rtol=1e-7, atol=1e-9)
-
-
-def test_a_shared_call_after_a_step_needs_another_forward_pass():
-    layer = sharing_tails(sl.TaylorSoftmaxLoss())
-    _, first, *_ = optimizers_of(layer, 0.05, 0.1)
-    hidden, target, _ = random_batch(14, 6, 60, seed=0)
-    layer(hidden, target).loss.backward()
-    too_old = layer(hidden, target).loss
-    first.step()
-    with pytest.raises(RuntimeError, match="run the forward pass again"):
-        too_old.backward()
-
-
-def test_a_tail_in_eval_mode_keeps_no_gradient_of_a_shared_call():
-    layer = sharing_tails(sl.TaylorSoftmaxLoss())
-    layer.tails[1].eval()
-    hidden, target, _ = random_batch(14, 6, 60, seed=0)
-    layer(hidden, target).loss.backward()
-    assert [len(tail.gradients) for tail in layer.tails] == [1, 0, 1]
 
 
 BATCHES = {"no rare target": [0, 3, 1, 1], "rare targets only": [9, 20, 8, 29], "ignored and rare": [-100, 12], "empty": []}
