@@ -169,3 +169,13 @@ def test_embeddings_have_their_own_rate(texts: Path, head: str, loss: str, layer
 def test_embeddings_start_with_the_standard_deviation_that_is_given(texts: Path) -> None:
     plain, smaller = (start(make_run(embedding_std=std))[0].embedding.weight for std in (None, 0.25))
     assert torch.equal(smaller, 0.25 * plain)
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_normalized_hidden_vectors_have_a_mean_square_of_one(texts: Path, layers: int) -> None:
+    plain, *_, splits = start(make_run(layers=layers))
+    network, *_ = start(make_run(layers=layers, normalize="rms"))
+    words, _ = splits.train.batch(torch.arange(30))
+    hidden = plain.hidden(words).double()  # of the same weights
+    expected = hidden / hidden.square().mean(1, keepdim=True).sqrt()
+    torch.testing.assert_close(network.hidden(words).double(), expected, rtol=1e-5, atol=1e-6)

@@ -57,6 +57,8 @@ class LanguageModel(Network):
             last = layer + 1 == settings.layers
             layers += [nn.Linear(inputs, width), *activation(settings.activation, width, spatial=False, last=last)]
             inputs = width
+        if settings.normalize == "rms":
+            layers.append(nn.RMSNorm(inputs, elementwise_affine=False))
         self.trunk = nn.Sequential(*layers)
         self.head: Any = make_head(inputs, D)
         self.suggested_rates: list[float] = []

@@ -77,6 +77,9 @@ class LanguageSettings(Settings):
     """Hidden layers."""
     width: int | None = None
     """Units per hidden layer."""
+    normalize: Literal["rms"] | None = None
+    """Scale the hidden vectors that enter the output layer to a mean square of 1 (RMS normalization): then they cannot grow
+    until the steps of the output layer are too large."""
     context: int = 6
     """Number of words from which the next one is predicted."""
     embedding: int = 250
