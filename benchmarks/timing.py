@@ -9,11 +9,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+T = TypeVar("T")
 Work = Callable[[], object]
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -79,6 +82,13 @@ def timed(run: Work) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def in_fresh_process(measure: Callable[..., T], *arguments: Any) -> T:
+    """``measure(*arguments)`` in a process of its own. Whether glibc gives freed memory back to the system, and so who pays for
+    page faults, depends on the largest tensors that a process has freed before."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments).result()
 
 
 def spread(values: list[float]) -> Spread:

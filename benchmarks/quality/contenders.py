@@ -241,7 +241,7 @@ CONTENDERS = {  # in the order in which they are trained: the main question firs
     "Taylor, three tiers": Contender(three_tiers(TaylorSoftmaxLoss), 0.01, 100.0),
     "Taylor, one head": Contender(one_head(TaylorSoftmaxLoss), 0.01, 10.0),
     "adaptive softmax": Contender(adaptive, 0.01, 0.05),
-    "Z-loss, three tiers": Contender(three_tiers(ZLoss, init="he"), 0.01, 1.0, {"a": 0.1, "b": 30.0}),
+    "Z-loss, three tiers": Contender(three_tiers(ZLoss, init="he"), 0.01, 20.0, {"a": 0.1, "b": 30.0}),
     "dense softmax": Contender(DenseSoftmax, 0.01, 0.05),
     "adaptive spherical softmax, spherical": Contender(mixed(spherical, EPS * TAILS), 0.01, 0.014),
     "spherical, three tiers": Contender(three_tiers(spherical), 0.01, EPS * 100),

@@ -7,6 +7,7 @@ dL/do_k = g'(o_k) / Z - [k = c] g'(o_c) / g(o_c),    g'(x) = 2 a3 (x - vertex).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -137,24 +138,32 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, o: Tensor, target: Tensor, g: Quadratic, reduction: str) -> Tensor:
-        t, index = o.double() - vertex(g), target.unsqueeze(1)
-        G = t * t + least(g) / g.a3
+        shift, r = _constants(g)
+        t, index = torch.add(o, shift), target.unsqueeze(1)
+        G = torch.addcmul(r, t, t)
         Z = G.sum(1, keepdim=True)
         ratio = Z / G.gather(1, index)
         loss, ctx.share = _reduced(ratio.log(), None, reduction, widened(o.dtype))
-        ctx.save_for_backward(o, t, index, Z, ratio)
-        ctx.g = g
+        ctx.save_for_backward(o, index)
+        ctx.g, ctx.values = g, (t, Z, ratio)  # small ones, which are neither inputs nor outputs
         return loss if reduction != "none" else loss.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor) -> tuple[Tensor | None, ...]:
-        o, t, index, Z, ratio = ctx.saved_tensors
+        (o, index), (t, Z, ratio) = ctx.saved_tensors, ctx.values
         if torch.is_grad_enabled() or _transformed(g_loss):
             slope = 2 * ctx.g.a3 * ctx.share * (g_loss.unsqueeze(1) if g_loss.dim() else g_loss).double()
             return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None
         grad = t / Z * (2 * g_loss.unsqueeze(1) if g_loss.dim() else 2 * ctx.share * float(g_loss))  # but for the target's term
         grad_c = grad.gather(1, index)  # 2 t_c / Z, which is Z / g_c times smaller than the target's term
         return grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1)).to(o.dtype), None, None, None
+
+
+@lru_cache
+def _constants(g: Quadratic) -> tuple[Tensor, Tensor]:
+    """``-vertex`` and ``least / a3``, (1,) each and float64, so that a sum with them is float64 without a call of its own."""
+    shift, r = torch.tensor([-vertex(g), least(g) / g.a3], dtype=torch.float64, device="cpu").split(1)
+    return shift, r
 
 
 def _at_targets(x: Tensor, index: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor | None]:

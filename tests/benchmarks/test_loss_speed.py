@@ -18,7 +18,7 @@ def test_naive_taylor_softmax_is_the_taylor_softmax() -> None:
 def test_losses_are_compared_in_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss_speed.TARGETS, (4, 7), (1.0, None))
     monkeypatch.setattr(loss_speed, "compiled_cross_entropy", lambda: None)  # needs a C++ compiler, and a minute
-    rows = loss_speed.compare(4, 7, repeats=3, peer_repeats=2)
+    rows = loss_speed.compare(4, 7, repeats=3, peer_repeats=2, in_a_row=2)
     names = [row["name"] for row in rows]
     assert len(names) == len(set(names))
     assert names[0] == loss_speed.REFERENCE

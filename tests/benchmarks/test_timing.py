@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
-from benchmarks.timing import Times, interleaved, peak_memory, ratio_cells
+from benchmarks.timing import Times, in_fresh_process, interleaved, peak_memory, ratio_cells
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -38,3 +40,8 @@ def test_peak_memory_counts_what_a_run_frees() -> None:
 
     assert peak_memory(freeing) == pytest.approx(2**27, rel=0.1)
     assert peak_memory(keeping) < 2**24
+
+
+def test_a_fresh_process_is_another_one() -> None:
+    assert in_fresh_process(os.getpid) != os.getpid()
+    assert in_fresh_process(max, 2, 3) == 3
