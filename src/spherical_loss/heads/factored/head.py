@@ -80,6 +80,9 @@ class FactoredHead(GradientKeeper):
         self.is_small = self.has_few_classes and group is None
         """V is W at all times, U the identity, and outputs are computed. In float64: with few classes and a large rate,
         rounding errors grow. Q and w are up to date only where they are saved."""
+        self.is_part = False
+        """Whether it is a tier of a head of many classes. Then float32 products are precise enough also if it is small: errors
+        of rounding grow only where these few classes are all there are."""
         self.dtype = widened(torch.get_default_dtype())
         """Of weights and outputs; what a small head keeps is more precise."""
         precise = statistics_dtype(torch.empty(0).device)
@@ -142,6 +145,10 @@ class FactoredHead(GradientKeeper):
             return None, self.gather_rows(classes)
         rows = self.current_rows(classes)
         return rows, rows if self.is_small else self.dense(rows)
+
+    def small_weight(self) -> Tensor:
+        """W of a small head, in the dtype of its products."""
+        return self.V.to(self.dtype) if self.is_part else self.V
 
     def current_rows(self, kept: Tensor | slice) -> Tensor:
         """Rows of V in the current frame, as a new tensor, of those that are kept here."""

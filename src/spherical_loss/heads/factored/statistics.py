@@ -101,7 +101,7 @@ class FactoredStatistics(torch.autograd.Function):
                 P = weighted_sum(own(g_c, positions, mine, len(classes)), W_c)
                 if head.is_small:  # the product is that of all outputs
                     grad_O = g_s.unsqueeze(1) + product * slope
-                    heads.append(HeadGradients(P + (grad_O @ head.V).to(P.dtype), P, grad_O=grad_O))
+                    heads.append(HeadGradients(P + (grad_O @ head.small_weight()).to(P.dtype), P, grad_O=grad_O))
                 else:
                     grad_H = torch.addcmul(P, product, slope).addr_(g_s, head.w.to(X.dtype))
                     heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
@@ -148,7 +148,7 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
     """
     precise = statistics_dtype(X.device)
     s_parts, q_parts = [], []
-    products = [X.to(head.V.dtype) @ head.V.T if head.is_small else X for head in heads]
+    products = [_outputs(X, head.small_weight()) if head.is_small else X for head in heads]
     if large := [i for i, head in enumerate(heads) if not head.is_small]:
         u, alpha, R = split(X)
         Qu = [heads[i].Q.times_vector(u) for i in large]
@@ -161,9 +161,13 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
         q_parts.append(torch.addcmul(torch.linalg.vecdot(R, HQ).to(precise), alpha, along))
     for head, o in zip(heads, products, strict=True):
         if head.is_small:
-            s_parts.append(o.sum(1))
-            q_parts.append(o.square().sum(1))
+            s_parts.append(o.sum(1, dtype=precise))
+            q_parts.append(o.square().sum(1, dtype=precise))
     return summed(s_parts), without_rounding(summed(q_parts), sum(head.num_classes for head in heads)), products
+
+
+def _outputs(X: Tensor, W: Tensor) -> Tensor:
+    return X.to(W.dtype) @ W.T
 
 
 def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:

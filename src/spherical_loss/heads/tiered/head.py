@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spherical_loss.base import Loss
 from spherical_loss.heads.base import Head, TopK
 from spherical_loss.heads.dense import DenseHead, ParameterHead
-from spherical_loss.heads.factored.head import FactoredHead
+from spherical_loss.heads.factored.head import FEW_CLASSES, FactoredHead
 from spherical_loss.heads.factored.keeper import GradientKeeper
 from spherical_loss.heads.factored.shard import Shard
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span
@@ -99,6 +99,8 @@ class TieredHead(GradientKeeper):
         for kind, (start, stop) in zip(chosen, pairwise(self.bounds), strict=True):
             options: dict[str, Any] = {"group": group} if kind is FactoredHead else {}
             tier = kind(in_features, stop - start, bias, init, **options)
+            if isinstance(tier, FactoredHead):
+                tier.is_part = num_classes > max(in_features, FEW_CLASSES)
             self.tiers.append(tier)
             self.ranges.append((tier, start, stop))
         self.spans = [Span(tier, start) for tier, start, _ in self.ranges if isinstance(tier, FactoredHead)]
