@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.timing import Work, interleaved, ratio_cells, readable
 from spherical_loss import Loss, SoftmaxLoss, TaylorSoftmaxLoss
-from spherical_loss.experiments.models.language_model import HEADS, LanguageModel, language_optimizer
+from spherical_loss.experiments.models.language_model import HEADS, LanguageModel, language_optimizer, suggested_rates
 from spherical_loss.experiments.table import Table, show
 from spherical_loss.experiments.training.settings import LanguageSettings
 from spherical_loss.experiments.training.tasks import RATES
@@ -26,10 +26,11 @@ class Step:
 
     def __init__(self, name: str, loss: Loss, head: str, width: int) -> None:
         rates = RATES[name]
-        settings = LanguageSettings(lr=rates["lr"], output_rate=rates["output_rate"], layers=1, width=width)
+        settings = LanguageSettings(lr=rates["lr"], output_rate=rates.get("output_rate"), layers=1, width=width)
         self.network, self.loss = LanguageModel(D, settings, partial(HEADS[head], init="zero")), loss
         frequencies = 1 / torch.arange(1.0, D + 1)
         self.network.head.set_bias(loss.prior_bias(frequencies))
+        self.network.suggested_rates = suggested_rates(self.network.head, loss, N)
         self.optimizer = language_optimizer(self.network, settings)
         generator = torch.Generator().manual_seed(0)
         words = torch.multinomial(frequencies, N * 8 * 7, replacement=True, generator=generator).reshape(8, N, 7)

@@ -49,19 +49,23 @@ def test_the_language_model_learns_with_them(texts: Path, tmp_path: Path, loss: 
     assert (result["test"]["simlex_output"] is None) == ("adaptive" in head)
 
 
+@pytest.mark.parametrize("head", ["dense", "gram", "factored", "tiered"])
 @pytest.mark.parametrize("loss", ["taylor", "spherical"])
-def test_tiers_have_the_suggested_rate(texts: Path, tmp_path: Path, loss: str) -> None:
-    """Unless another is given: that of a head with one rate for all words says nothing of them."""
-    run = make_run(loss=loss, head="tiered", lr=0.1, output_rate=None)
+def test_the_output_layer_has_the_suggested_rate(texts: Path, tmp_path: Path, loss: str, head: str) -> None:
+    """Unless another is given."""
+
+    def output_rate(optimizer: torch.optim.Optimizer) -> float:
+        groups = optimizer.factored_groups() if head in ("factored", "tiered") else optimizer.param_groups[2:]
+        return min(group["lr"] for group in groups)  # of tiers, that of the rarest words
+
+    run = make_run(loss=loss, head=head, lr=0.1, output_rate=None)
     network, criterion, optimizer, _ = start(run)
-    expected = suggested_lr(network.head, criterion, run.settings.batch_size)
-    assert min(group["lr"] for group in optimizer.factored_groups()) == pytest.approx(expected)
+    assert output_rate(optimizer) == pytest.approx(suggested_lr(network.head, criterion, run.settings.batch_size))
     result = train(run, tmp_path, Display())
     assert result["valid"]["perplexity"] < result["start"]["perplexity"]
-    _, _, given, _ = start(make_run(loss=loss, head="tiered", lr=0.1, output_rate=7.0))
-    assert min(group["lr"] for group in given.factored_groups()) == pytest.approx(0.7)
-    assert make_run(loss="z", head="tiered", lr=0.1, output_rate=None).settings.output_rate == 1.0  # none is suggested
-    assert make_run(loss=loss, head="factored", lr=0.1, output_rate=None).settings.output_rate is not None
+    _, _, given, _ = start(make_run(loss=loss, head=head, lr=0.1, output_rate=7.0))
+    assert output_rate(given) == pytest.approx(0.7)
+    assert make_run(loss="z", head=head, lr=0.1, output_rate=None).settings.output_rate == 1.0  # none is suggested
 
 
 def test_the_language_model_of_many_words_has_two_softmaxes_and_two_tails(

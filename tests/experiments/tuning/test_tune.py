@@ -255,10 +255,11 @@ def test_what_is_given_is_not_searched() -> None:
 
 
 def test_the_search_of_a_language_model_starts_from_what_is_known(tmp_path: Path) -> None:
-    options = Tune(task="ptb", settings=dataclasses.replace(TASKS["ptb"].settings, width=300), out=tmp_path)
+    given = dataclasses.replace(TASKS["ptb"].settings, width=300, output_rate=12.0)
+    options = Tune(task="ptb", settings=given, out=tmp_path)
     known = open_values("ptb", "spherical", options.settings)
     queued = [trial.system_attrs["fixed_params"] for trial in tune.open_study("spherical", options).trials]
-    assert queued[0] == {key: known[key] for key in ("lr", "eps", "layers", "output_rate")}  # the width is given
+    assert queued[0] == {key: known[key] for key in ("lr", "eps", "layers")}  # the others are given
     assert [trial["lr"] / known["lr"] for trial in queued] == pytest.approx([1, 3, 1 / 3, 10])
     assert {trial["layers"] for trial in queued} == {known["layers"]}
 

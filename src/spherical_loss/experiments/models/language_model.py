@@ -62,7 +62,7 @@ class LanguageModel(Network):
         self.trunk = nn.Sequential(*layers)
         self.head: Any = make_head(inputs, D)
         self.suggested_rates: list[float] = []
-        """Of a tiered head, or of the tails of an adaptive spherical softmax; found before they are trained."""
+        """Of the head, or of the tails of an adaptive spherical softmax; found before they are trained."""
 
     def hidden(self, x: Tensor) -> Tensor:
         """``(N, d)`` for contexts ``(N, context)``."""
@@ -121,7 +121,7 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
 def suggested_rates(head: Head | LikelihoodLayer, loss: Loss, batch_size: int) -> list[float]:
     if isinstance(head, AdaptiveSphericalSoftmax):
         return [suggested_lr(tail, head.loss, batch_size) for tail in head.tails]
-    if isinstance(head, TieredHead) and isinstance(loss, SphericalLoss) and loss.is_likelihood:
+    if isinstance(head, Head) and isinstance(loss, SphericalLoss) and loss.is_likelihood:
         return [suggested_lr(head, loss, batch_size)]
     return []
 
@@ -184,13 +184,12 @@ def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> to
         {"params": network.trunk.parameters()},  # none without hidden layers; the rates of factored heads follow this group's
         {"params": network.embedding.parameters(), "lr": settings.lr * (settings.embedding_rate or 1.0)},
     ]
+    rate = network.suggested_rates[0] if settings.output_rate is None else settings.lr * settings.output_rate
     if isinstance(head, TieredHead):
-        rate = network.suggested_rates[0] if settings.output_rate is None else settings.lr * settings.output_rate
         return SGDBesideFactored(trunk, settings.lr, TieredSGD(head, rate))
-    assert settings.output_rate is not None
     if isinstance(head, FactoredHead):
-        return SGDBesideFactored(trunk, settings.lr, FactoredSGD(head, settings.lr * settings.output_rate))
-    groups = [*trunk, {"params": head.parameters(), "lr": settings.lr * settings.output_rate}]
+        return SGDBesideFactored(trunk, settings.lr, FactoredSGD(head, rate))
+    groups = [*trunk, {"params": head.parameters(), "lr": rate}]
     if isinstance(head, AdaptiveSphericalSoftmax):
         given = None if settings.tail_rate is None else settings.lr * settings.tail_rate
         rates = [given or suggested for suggested in network.suggested_rates]

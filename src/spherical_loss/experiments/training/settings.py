@@ -89,8 +89,8 @@ class LanguageSettings(Settings):
     embedding_rate: float | None = None
     """Learning rate of the embeddings, as a multiple of --lr; by default the tuned one, or that of the other layers."""
     output_rate: float | None = None
-    """Learning rate of the output layer, as a multiple of --lr; by default the tuned one, and for the rarest words of the
-    tiered head that of suggested_lr."""
+    """Learning rate of the output layer, as a multiple of --lr; by default the tuned one, and for the Taylor and the spherical
+    softmax that of suggested_lr (with the tiered head, it is that of the rarest words)."""
     tail_rate: float | None = None
     """Learning rate of the tail of the adaptive-spherical head, as a multiple of --lr; by default from suggested_lr."""
     vocabulary: int | Literal["full"] | None = 10_000

@@ -46,10 +46,10 @@ def open_values(task: str, loss: str, settings: Settings, tuned: Path | None = N
     shipped = tuned_values(task, rated, settings, SHIPPED)
     own = {} if tuned is None else tuned_values(task, rated, settings, tuned)
     values = {"lr": entry.lr, **LOSSES[loss].defaults, **entry.values.get(loss, {}), **entry.values.get(rated, {})}
-    values = {**values, **shallow, **shipped}
     if getattr(settings, "head", None) == "tiered" and loss in STARTS_AT_FREQUENCIES:
-        values.pop("output_rate", None)  # one rate for all words says nothing of tiers: theirs is from suggested_lr
-    return {**values, **own}
+        shipped = {**shipped}
+        shipped.pop("output_rate", None)  # one rate for all words says nothing of tiers
+    return {**values, **shallow, **shipped, **own}
 
 
 def language_task(summary: str, settings: LanguageSettings, losses: tuple[str, ...], values: dict[str, dict[str, Any]]) -> Task:
@@ -73,14 +73,15 @@ def language_settings(**changes: Any) -> LanguageSettings:
     return LanguageSettings(**{**common, **changes})
 
 
-STARTS_AT_FREQUENCIES = ("taylor", "spherical")  # of the losses that a tiered head takes: suggested_lr needs such a start
+STARTS_AT_FREQUENCIES = ("taylor", "spherical")  # of the losses of the family: suggested_lr needs such a start
 
-# Learning rates are not comparable between losses: the outputs of the spherical ones start large, at their prior biases.
+# Learning rates are not comparable between losses: the outputs of the spherical ones start large, at their prior biases. Where
+# there is no rate of the output layer, it is that of suggested_lr.
 RATES: dict[str, dict[str, Any]] = {
     "softmax": {"lr": 0.3, "output_rate": 3.0},
     "abs": {"lr": 0.3, "output_rate": 3.0},
-    "spherical": {"lr": 1.0, "output_rate": 3.0, "eps": 0.0198},
-    "taylor": {"lr": 1.0, "output_rate": 30.0},
+    "spherical": {"lr": 1.0, "eps": 0.0198},
+    "taylor": {"lr": 1.0},
     "z": {"lr": 0.3, "output_rate": 1.0, "a": 0.1, "b": 30.0},
     "mse": {"lr": 0.1, "output_rate": 1.0},
     "bound": {"lr": 0.1, "output_rate": 1.0},
