@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.quality.contenders import CONTENDERS
+from benchmarks.quality.contenders import CONTENDERS, SAME_MODEL
 from benchmarks.quality.page import ONE_HEAD, TIERS
 from benchmarks.quality.study import Budget, Study
 from benchmarks.timing import RESULTS
 
 STUDIES = {
     # Trials as long as the trainings: after a minute, larger rates win than after five.
-    "time": (Budget(300, 300, "seconds"), ("115,519", "all"), tuple(name for name in CONTENDERS if name != TIERS)),
+    "time": (
+        Budget(300, 300, "seconds"),
+        ("115,519", "all"),
+        tuple(name for name in CONTENDERS if name != TIERS and name not in SAME_MODEL),
+    ),
     "classes": (
         Budget(2_000, 500, "steps"),
         ("100", "1,000", "10,000", "100,000"),

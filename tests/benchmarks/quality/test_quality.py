@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.quality import contenders, gap, leverages, page, study, training
-from benchmarks.quality.contenders import CONTENDERS
+from benchmarks.quality.contenders import CONTENDERS, SAME_MODEL
 from benchmarks.quality.study import Budget, Study
 from benchmarks.quality.training import Session, Training, measured, trained
 from spherical_loss.experiments.data.corpora import TextSet, TextSplits
@@ -106,6 +106,18 @@ def test_every_contender_learns(name: str) -> None:
         assert last["top10"] <= first["top10"]
     else:
         assert last["perplexity"] < first["perplexity"]
+
+
+@pytest.mark.parametrize("name", SAME_MODEL)
+def test_the_spherical_softmax_makes_the_steps_of_the_taylor_softmax(name: str) -> None:
+    """At eps times the rate: so the study trains one of the two."""
+    twin, curves = SAME_MODEL[name], []
+    for contender in (name, twin):
+        rate = 0.3 * CONTENDERS[contender].output_lr / CONTENDERS[twin].output_lr
+        session = Session(Training("115,519", contender, 1, 100, 0.02, rate))
+        curves.append([float(session.step()) for _ in range(100)])
+    assert curves[0][-1] < 0.95 * curves[0][0]
+    assert curves[0] == pytest.approx(curves[1], rel=2e-5)
 
 
 def test_a_training_that_diverges_says_so() -> None:
