@@ -20,6 +20,7 @@ def heads(measured: dict[str, Any], crossings: list[Row], classes: dict[str, Any
     gram = next(row for row in measured["gram"] if row["name"] == "F.linear + F.cross_entropy")
     step = next(row for row in measured["adaptive"] if row.get("name") == DENSE)
     few, many = (classes[words] for words in ("10,000", "100,000"))
+    part = smallest(time)
     rows = [
         ["up to about 4 d", "`nn.Linear` or `DenseHead`", f"`FactoredHead` has {gain(crossings, 1_000)}"],
         [
@@ -37,7 +38,7 @@ def heads(measured: dict[str, Any], crossings: list[Row], classes: dict[str, Any
             "100,000 and more, some much more frequent than others",
             "`TieredHead`",
             f"{tiers(many)} times the perplexity of one head at {many['words']:,} words, after "
-            f"{many['budget']['training']:,} steps",
+            f"{many['budget']['training']:,} steps; three tiers {tiers(part, quality_page.THREE_TIERS)} times, {after(part)}",
         ],
         [
             "the same, and probabilities count",
@@ -48,18 +49,18 @@ def heads(measured: dict[str, Any], crossings: list[Row], classes: dict[str, Any
     return markdown(Table("", ["classes", "take", "measured"], rows))
 
 
-def losses(classes: dict[str, Any], time: dict[str, Any]) -> str:
+def losses(time: dict[str, Any]) -> str:
     cifar10, cifar100, ptb = (next(t for t in TABLES.values() if t.task == task) for task in ("cifar10", "cifar100", "ptb"))
-    many = classes["100,000"]
+    part = smallest(time)
     rows = [
         ["10", "Taylor softmax", f"{errors(cifar10)} on CIFAR-10, in the paper"],
         ["100", "softmax or Taylor softmax", f"{errors(cifar100)} on CIFAR-100, in the paper"],
         ["10,000, perplexity", "softmax", f"{perplexities(ptb)} on Penn Treebank, in the paper"],
         [
-            "100,000 and more, ranking",
-            "Taylor softmax on a `TieredHead`",
-            f"top-10 error {top10(many, quality_page.TIERS)}, on one head {top10(many, quality_page.ONE_HEAD)}, at "
-            f"{many['words']:,} words",
+            "100,000 and more, ranking, one member of the family",
+            "Z-loss on a `TieredHead`",
+            f"top-10 error {top10(part, quality_page.Z_LOSS)}, Taylor softmax {top10(part, quality_page.THREE_TIERS)}, on one "
+            f"head {top10(part, quality_page.ONE_HEAD)}, sampled softmax {top10(part, SAMPLED)}, {after(part)}",
         ],
         ["100,000 and more, perplexity", "`AdaptiveSphericalSoftmax` or `SampledSoftmax`", likelihoods(time)],
     ]
@@ -71,11 +72,11 @@ def gain(crossings: list[Row], D: int) -> str:
     return f"{row['dense'][0] / row['factored'][0]:.1f}x the speed of dense at N={N}, d={d}, D={D:,}"
 
 
-def tiers(part: dict[str, Any]) -> str:
+def tiers(part: dict[str, Any], contender: str = quality_page.TIERS) -> str:
     """The perplexity of tiers in that of one head, seeds paired."""
     one, tiered = (
         {run["seed"]: run["end"]["perplexity"] for run in quality_page.finished(part, name)}
-        for name in (quality_page.ONE_HEAD, quality_page.TIERS)
+        for name in (quality_page.ONE_HEAD, contender)
     )
     return f"{statistics.fmean(tiered[seed] / one[seed] for seed in one.keys() & tiered.keys()):.2f}"
 
@@ -84,14 +85,22 @@ def top10(part: dict[str, Any], name: str) -> str:
     return f"{100 * statistics.fmean(run['end']['top10'] for run in quality_page.finished(part, name)):.1f}%"
 
 
+def smallest(time: dict[str, Any]) -> dict[str, Any]:
+    """The smallest vocabulary of the study."""
+    return min(time.values(), key=lambda part: part["words"])
+
+
+def after(part: dict[str, Any]) -> str:
+    return f"after {part['budget']['training'] / 60:g} minutes at {part['words']:,} words"
+
+
 def likelihoods(time: dict[str, Any]) -> str:
-    """The perplexities of ours and of the sampled softmax, at the smallest vocabulary of the study."""
-    part = min(time.values(), key=lambda part: part["words"])
+    """The perplexities of ours and of the sampled softmax."""
+    part = smallest(time)
     ours, sampled = (
         statistics.fmean(run["end"]["perplexity"] for run in quality_page.finished(part, name)) for name in (ADAPTIVE, SAMPLED)
     )
-    minutes = part["budget"]["training"] / 60
-    return f"perplexity {ours:.0f}, the sampled softmax {sampled:.0f}, after {minutes:g} minutes at {part['words']:,} words"
+    return f"perplexity {ours:.0f}, the sampled softmax {sampled:.0f}, {after(part)}"
 
 
 def errors(table: Any) -> str:

@@ -39,7 +39,7 @@ def tables(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
         ("benchmarks.md", "topk"): markdown(replace(top_classes.table(measured["topk"]), title="")),
         ("guides/choosing-a-head.md", "crossover"): crossovers(crossings),
         ("guides/choosing-a-head.md", "by-classes"): choices.heads(measured, crossings, classes, time),
-        ("guides/choosing-a-loss.md", "by-classes"): choices.losses(classes, time),
+        ("guides/choosing-a-loss.md", "by-classes"): choices.losses(time),
         ("benchmarks.md", "quality"): quality(time),
         ("benchmarks.md", "gap"): markdown(gap.table(stored("quality-gap"))),
         ("how/many-classes.md", "capacity"): markdown(replace(word_capacity.table(stored("capacity")), title="")),

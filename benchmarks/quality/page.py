@@ -10,8 +10,8 @@ from benchmarks.quality.contenders import CONTENDERS
 from benchmarks.quality.training import BATCH, MEASURED
 from spherical_loss.experiments.table import Table
 
-HEADER = ["output layer", "step", "words seen", "perplexity", "top-1 error", "top-10", "top-100", "rates: trunk, output"]
-ONE_HEAD, TIERS = "Taylor, one head", "Taylor, tiers"
+HEADER = ["output layer", "step", "words seen", "perplexity", "top-1 error", "top-10", "top-100", "rates: trunk, output (a, b)"]
+ONE_HEAD, TIERS, THREE_TIERS, Z_LOSS = "Taylor, one head", "Taylor, tiers", "Taylor, three tiers", "Z-loss, three tiers"
 COLORS = {"adaptive spherical": "#c1662f", "Taylor": "#2f6fc1", "spherical": "#2f9c6f", "Z-loss": "#8a5fb5"}
 GREY = "#666666"
 
@@ -29,7 +29,7 @@ def table(part: dict[str, Any]) -> list[list[str]]:
             ends = [run["end"] for run in runs]
             step = part["paces"][name]
             words = f"{BATCH * runs[0]['steps'] / 1e6:.2g} million"
-            rates = f"{runs[0]['lr']:g}, {runs[0]['output_lr']:g}"
+            rates = ", ".join(f"{x:g}" for x in (runs[0]["lr"], runs[0]["output_lr"], *runs[0]["options"].values()))
             errors = [f"{100 * statistics.fmean(end[k] for end in ends):.1f}%" for k in ("top1", "top10", "top100")]
             rows.append([name, f"{1e3 * step:.3g} ms", words, perplexity(ends), *errors, rates])
     return rows
@@ -91,7 +91,9 @@ def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:
             axes.set_xticks(ticks, [str(tick) for tick in ticks])
             axes.minorticks_off()
             axes.grid(alpha=0.3)
-    figure.legend(*pair[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}  # some have no perplexity, or one size only
+    names = [name for name in CONTENDERS if name in lines]
+    figure.legend([lines[name] for name in names], names, loc="outside lower center", ncols=2)
     with matplotlib.rc_context({"svg.hashsalt": "spherical-loss"}):  # the same figures, the same file
         figure.savefig(path, metadata={"Date": None})
 
