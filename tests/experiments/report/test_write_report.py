@@ -159,6 +159,14 @@ def test_many_epochs_of_a_few_words_are_not_long() -> None:
     assert ("words" in first.conditions, "words" in second.conditions) == (False, True)
 
 
+def test_a_loss_may_have_normalized_hidden_vectors() -> None:
+    """As it may have layers of its own: the row says so."""
+    lines = [text_line("softmax", 0, 150.0), text_line("taylor", 0, 170.0, normalize="rms")]
+    (group,) = table_groups("ptb", runs_of(*lines))
+    assert differences(group.first("taylor"), TABLES["ptb"])[-1] == "rms normalization of the hidden vectors"
+    assert not any("normalization" in text for text in differences(group.first("softmax"), TABLES["ptb"]))
+
+
 def test_the_table_has_the_longest_runs() -> None:
     short, longer = errors("taylor", 0.02, 0.03, 0.01, epochs=3), errors("taylor", 0.01, epochs=6)
     for lines in ((*short, *longer), (*longer, *short)):

@@ -30,6 +30,7 @@ COMPARED = {
     "activation": "{} activations",
     "width": "width {}",
     "layers": "{} hidden layers",
+    "normalize": "{} normalization of the hidden vectors",
     "context": "contexts of {}",
     "embedding": "embeddings of {}",
     "vocabulary": "vocabulary {}",
@@ -69,7 +70,7 @@ class Group:
 def conditions(run: StoredRun) -> dict[str, Any]:
     """The settings that the runs of a comparison share. Language models have the architecture that suits the loss best, so
     architectures may differ."""
-    own = OF_THE_LOSS | INCIDENTAL | ({"layers", "width"} if "vocabulary" in run.settings else set())
+    own = OF_THE_LOSS | INCIDENTAL | ({"layers", "width", "normalize"} if "vocabulary" in run.settings else set())
     return {"task": run.task, **{key: value for key, value in run.settings.items() if key not in own}}
 
 
