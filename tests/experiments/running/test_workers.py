@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dask
-import distributed  # noqa: F401  # brings its defaults, of which a test changes one
 import psutil
 import pytest
+from distributed import LocalCluster  # and its defaults, of which a test changes one
 
 from spherical_loss.experiments import cli
 from spherical_loss.experiments.errors import UserError
@@ -136,6 +137,20 @@ def test_a_run_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: p
         future = one.executor.submit(kill_yourself)
         with pytest.raises(UserError, match=r"several workers of this machine died.*memory"):
             one.result(future)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_workers_can_be_closed_while_dask_starts_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its assertion must not hide why the workers are closed."""
+    close = LocalCluster.close
+
+    def close_and_fail(cluster: LocalCluster, *arguments: Any, **options: Any) -> None:
+        close(cluster, *arguments, **options)
+        raise AssertionError("can only join a started process")
+
+    monkeypatch.setattr(LocalCluster, "close", close_and_fail)
+    with pytest.raises(UserError, match="why"), workers.Workers(1):
+        raise UserError("why")
 
 
 def test_workers_die_with_their_parent_and_the_same_command_continues(tmp_path: Path) -> None:

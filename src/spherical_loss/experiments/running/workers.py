@@ -15,7 +15,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import TracebackType
@@ -122,8 +122,14 @@ def local_client(count: int) -> Iterator[Client]:
     }
     local: dict[str, Any] = {"n_workers": count, "threads_per_worker": 1, "processes": True, "host": "127.0.0.1"}
     silent: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL, "memory_limit": None}
-    with dask.config.set(ours), LocalCluster(**local, **silent) as cluster, Client(cluster) as client:
-        yield client
+    with dask.config.set(ours):
+        cluster = LocalCluster(**local, **silent)
+        try:
+            with Client(cluster) as client:
+                yield client
+        finally:
+            with suppress(AssertionError):  # of Dask, if it is about to start a worker again that has died
+                cluster.close()
 
 
 @contextmanager
