@@ -7,7 +7,6 @@ dL/do_k = g'(o_k) / Z - [k = c] g'(o_c) / g(o_c),    g'(x) = 2 a3 (x - vertex).
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -138,9 +137,8 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, o: Tensor, target: Tensor, g: Quadratic, reduction: str) -> Tensor:
-        shift, r = _constants(g)
-        t, index = torch.add(o, shift), target.unsqueeze(1)
-        G = torch.addcmul(r, t, t)
+        t, index = o.double() - vertex(g), target.unsqueeze(1)
+        G = t * t + least(g) / g.a3
         Z = G.sum(1, keepdim=True)
         ratio = Z / G.gather(1, index)
         loss, ctx.share = _reduced(ratio.log(), None, reduction, widened(o.dtype))
@@ -157,13 +155,6 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
         grad = t / Z * (2 * g_loss.unsqueeze(1) if g_loss.dim() else 2 * ctx.share * float(g_loss))  # but for the target's term
         grad_c = grad.gather(1, index)  # 2 t_c / Z, which is Z / g_c times smaller than the target's term
         return grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1)).to(o.dtype), None, None, None
-
-
-@lru_cache
-def _constants(g: Quadratic) -> tuple[Tensor, Tensor]:
-    """``-vertex`` and ``least / a3``, (1,) each and float64, so that a sum with them is float64 without a call of its own."""
-    shift, r = torch.tensor([-vertex(g), least(g) / g.a3], dtype=torch.float64, device="cpu").split(1)
-    return shift, r
 
 
 def _at_targets(x: Tensor, index: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import spherical_loss as sl
 from tests.support.cases import data, every_function, every_loss, every_member
@@ -170,3 +171,12 @@ def test_the_spherical_softmax_is_a_taylor_softmax_of_other_outputs(eps):
     """Of sqrt(eps) (o + 1): eps is a scale of the output layer, as the guide to the losses says."""
     o, target = data(50, 7)
     torch.testing.assert_close(sl.SphericalSoftmaxLoss(eps)(eps**0.5 * (o + 1), target), sl.TaylorSoftmaxLoss()(o, target))
+
+
+def test_fake_and_real_tensors_do_not_disturb_each_other():
+    """A shape is known without values, before and after a real batch."""
+    loss, target = sl.TaylorSoftmaxLoss(reduction="none"), torch.zeros(20, dtype=torch.int64)
+    for _ in range(2):
+        with FakeTensorMode():
+            assert loss(torch.randn(20, 10), torch.zeros(20, dtype=torch.int64)).shape == (20,)
+        assert loss(torch.randn(20, 10), target).isfinite().all()
