@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.quality.contenders import CONTENDERS
 from benchmarks.quality.training import BATCH, MEASURED
+from benchmarks.timing import readable
 from spherical_loss.experiments.table import Table
 
 HEADER = ["output layer", "step", "words seen", "perplexity", "top-1 error", "top-10", "top-100", "rates: trunk, output (a, b)"]
@@ -27,11 +28,10 @@ def table(part: dict[str, Any]) -> list[list[str]]:
     for name in CONTENDERS:
         if runs := finished(part, name):
             ends = [run["end"] for run in runs]
-            step = part["paces"][name]
-            words = f"{BATCH * runs[0]['steps'] / 1e6:.2g} million"
+            words = f"{BATCH * runs[0]['steps']:,}"
             rates = ", ".join(f"{x:g}" for x in (runs[0]["lr"], runs[0]["output_lr"], *runs[0]["options"].values()))
             errors = [f"{100 * statistics.fmean(end[k] for end in ends):.1f}%" for k in ("top1", "top10", "top100")]
-            rows.append([name, f"{1e3 * step:.3g} ms", words, perplexity(ends), *errors, rates])
+            rows.append([name, readable(part["paces"][name]), words, perplexity(ends), *errors, rates])
     return rows
 
 
