@@ -49,15 +49,20 @@ class Times:
         return spread([statistics.fmean(ours) / statistics.fmean(theirs) for ours, theirs in pairs])
 
 
-def interleaved(work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None) -> dict[str, Times]:
+def interleaved(
+    work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None, leads: int = 0
+) -> dict[str, Times]:
     """Time every contender in turn (A B A B ...), so that a noisy machine does not favour one.
 
-    ``turns`` gives how many times in a row a contender runs, by default once: A B B B A B B B ... for a slow A.
+    ``turns`` gives how many times in a row a contender runs, by default once: A B B B A B B B ... for a slow A. ``leads`` calls
+    come before them in every turn and are not timed: they pay for what the contender before has left.
     """
     times = {name: Times() for name in work}
     for repeat in range(warmup + repeats):
         for name, run in work.items():
             show_progress(f"round {repeat + 1} of {warmup + repeats}: {name}")
+            for _ in range(leads):
+                run()
             seconds = [timed(run) for _ in range((turns or {}).get(name, 1))]
             if repeat >= warmup:
                 times[name].rounds.append(seconds)

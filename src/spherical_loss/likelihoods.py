@@ -21,6 +21,7 @@ from spherical_loss.quadratic import (
     QuadraticLikelihoodFunction,
     SmallQuadraticLikelihoodFunction,
     in_one_function,
+    is_small,
     least,
     log_numerator,
     numerator,
@@ -30,9 +31,7 @@ from spherical_loss.quadratic import (
 from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 if TYPE_CHECKING:
-    from typing import Unpack  # Python 3.11
-
-    from spherical_loss.base import LossOptions
+    pass
 
 
 def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
@@ -40,28 +39,6 @@ def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) 
 
 
 def quadratic_loss(
-    g: Quadratic, o: Tensor, target: Tensor, overwrite_logits: bool = False, **options: Unpack[LossOptions]
-) -> Tensor:
-    """``-log g(o_c) / sum_k g(o_k)`` of logits, with checked options."""
-    all_classes = target.is_floating_point() or options.get("label_smoothing", 0.0) > 0
-    if not all_classes and in_one_function(o):
-        return _in_one_function(g, o, target, overwrite_logits=overwrite_logits, **options)
-    if overwrite_logits or (o.numel() > SMALL and not all_classes):
-        precise = quadratic_needs_float64(g)
-        formula = partial(_quadratic_formula, g)
-        return family_loss(formula, o, target, overwrite_logits=overwrite_logits, needs_float64=precise, **options)
-    # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number, with any
-    # option. It takes the fewest calls where those count; above, its N x D temporaries cost more than the kernel.
-    log_g = partial(log_numerator, g)
-    if o.device.type == "cpu" and not torch.compiler.is_compiling():
-        loss = softmax_loss(log_g, o, target, **options)
-        if not _may_have_overflowed(loss):
-            return loss
-    wide = o.to(statistics_dtype(o.device))  # also where a loss cannot be looked at, or only by waiting for the device
-    return softmax_loss(log_g, wide, target, **options).to(widened(o.dtype))
-
-
-def _in_one_function(
     g: Quadratic,
     o: Tensor,
     target: Tensor,
@@ -71,18 +48,35 @@ def _in_one_function(
     label_smoothing: float = 0.0,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    check(o, target, weight, ignore_index)
-    if overwrite_logits:
-        check_overwriting(o)
-    elif weight is None and ignore_index < 0 and o.dim() > 1 and o.numel() <= SMALL:
+    """``-log g(o_c) / sum_k g(o_k)`` of logits, with checked options."""
+    is_plain = weight is None and ignore_index < 0 and label_smoothing == 0.0 and not overwrite_logits
+    if is_plain and is_small(o, target) and in_one_function(o):
         try:
-            return SmallQuadraticLikelihoodFunction.apply(o, target.long(), g, reduction)
+            return SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction)
         except RuntimeError:  # a target to ignore, which torch does not find among the classes, or one out of range
             pass
-    try:
-        return QuadraticLikelihoodFunction.apply(o, target.long(), g, weight, ignore_index, reduction, overwrite_logits)
-    except (IndexError, RuntimeError) as error:
-        raise explanation(error, o, target, ignore_index) from error
+    check(o, target, weight, ignore_index)
+    all_classes = target.is_floating_point() or label_smoothing > 0
+    if not all_classes and in_one_function(o):
+        if overwrite_logits:
+            check_overwriting(o)
+        try:
+            return QuadraticLikelihoodFunction.apply(o, target.long(), g, weight, ignore_index, reduction, overwrite_logits)
+        except (IndexError, RuntimeError) as error:
+            raise explanation(error, o, target, ignore_index) from error
+    options = weight, ignore_index, reduction, label_smoothing
+    if overwrite_logits or (o.numel() > SMALL and not all_classes):
+        formula, precise = partial(_quadratic_formula, g), quadratic_needs_float64(g)
+        return family_loss(formula, o, target, *options, overwrite_logits, precise)
+    # softmax(log g(o)) is this loss's own distribution, so torch's cross-entropy of log g(o) is the same number, with any
+    # option. It takes the fewest calls where those count; above, its N x D temporaries cost more than the kernel.
+    log_g = partial(log_numerator, g)
+    if o.device.type == "cpu" and not torch.compiler.is_compiling():
+        loss = softmax_loss(log_g, o, target, *options)
+        if not _may_have_overflowed(loss):
+            return loss
+    wide = o.to(statistics_dtype(o.device))  # also where a loss cannot be looked at, or only by waiting for the device
+    return softmax_loss(log_g, wide, target, *options).to(widened(o.dtype))
 
 
 def quadratic_probabilities(g: Quadratic, o: Tensor, dim: int) -> Tensor:
@@ -125,7 +119,9 @@ class QuadraticLikelihood(SphericalLoss):
     def forward(self, input: Tensor | Statistics, target: Tensor | None = None) -> Tensor:
         if isinstance(input, Statistics) or target is None:
             return super().forward(input, target)
-        return quadratic_loss(self.g, input, target, self.overwrite_logits, **self._options())
+        weight = self._buffers["weight"]  # without torch's search among parameters and modules, which takes a microsecond
+        options = weight, self.ignore_index, self.reduction, self.label_smoothing
+        return quadratic_loss(self.g, input, target, *options, self.overwrite_logits)
 
     def log_probabilities(self, o: Tensor, dim: int = -1) -> Tensor:
         return quadratic_log_probabilities(self.g, o, dim)

@@ -72,6 +72,14 @@ def _transformed(o: Tensor) -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad.unpack_dual(o).tangent is not None
 
 
+def is_small(o: Tensor, target: Tensor) -> bool:
+    """Whether :class:`SmallQuadraticLikelihoodFunction` takes these outputs and targets."""
+    if target.dtype != torch.int64 or not o.is_floating_point():
+        return False
+    shape = o.shape
+    return len(shape) > 1 and 0 < o.numel() <= SMALL and target.shape == shape[:1] + shape[2:]
+
+
 class QuadraticLikelihoodFunction(torch.autograd.Function):
     """The reduced loss of outputs ``(D,)`` or ``(N, D, ...)`` and their classes.
 
@@ -137,8 +145,8 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, o: Tensor, target: Tensor, g: Quadratic, reduction: str) -> Tensor:
-        t, index = o.double() - vertex(g), target.unsqueeze(1)
-        G = t * t + least(g) / g.a3
+        t, index = o.to(torch.float64, copy=True).sub_(vertex(g)), target.unsqueeze(1)
+        G = (t * t).add_(least(g) / g.a3)
         Z = G.sum(1, keepdim=True)
         ratio = Z / G.gather(1, index)
         loss, ctx.share = _reduced(ratio.log(), None, reduction, widened(o.dtype))
@@ -152,8 +160,9 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
         if torch.is_grad_enabled() or _transformed(g_loss):
             slope = 2 * ctx.g.a3 * ctx.share * (g_loss.unsqueeze(1) if g_loss.dim() else g_loss).double()
             return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None
-        grad = t / Z * (2 * g_loss.unsqueeze(1) if g_loss.dim() else 2 * ctx.share * float(g_loss))  # but for the target's term
-        grad_c = grad.gather(1, index)  # 2 t_c / Z, which is Z / g_c times smaller than the target's term
+        # But for the target's term, which is Z / g_c times larger.
+        grad = (t / Z).mul_(2 * g_loss.unsqueeze(1) if g_loss.dim() else 2 * ctx.share * float(g_loss))
+        grad_c = grad.gather(1, index)
         return grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1)).to(o.dtype), None, None, None
 
 
