@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.quality.contenders import CONTENDERS, SAME_MODEL
+from benchmarks.quality.contenders import CONTENDERS
 from benchmarks.quality.page import ONE_HEAD, TIERS
 from benchmarks.quality.study import Budget, Study
 from benchmarks.timing import RESULTS
@@ -19,7 +19,7 @@ STUDIES = {
     "time": (
         Budget(300, 300, "seconds"),
         ("115,519", "all"),
-        tuple(name for name in CONTENDERS if name != TIERS and name not in SAME_MODEL),
+        tuple(name for name in CONTENDERS if name != TIERS),
     ),
     "classes": (
         Budget(2_000, 500, "steps"),

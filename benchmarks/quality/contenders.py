@@ -248,8 +248,3 @@ CONTENDERS = {  # in the order in which they are trained: the main question firs
     "spherical, one head": Contender(one_head(spherical), 0.01, EPS * 10),
     "Taylor, tiers": Contender(automatic_tiers, 0.01, 1.0),  # of the study of the gap as classes are added
 }
-SAME_MODEL = {  # with a bias, the spherical softmax is the Taylor softmax of other outputs, at eps times the rate
-    "adaptive spherical softmax, spherical": "adaptive spherical softmax, Taylor",
-    "spherical, three tiers": "Taylor, three tiers",
-    "spherical, one head": "Taylor, one head",
-}
