@@ -106,22 +106,6 @@ def test_a_copy_has_memory_of_its_own(make, make_optimizer):
     assert_same_gradient(*kept, reference)
 
 
-@pytest.mark.parametrize(("make", "make_optimizer"), KINDS)
-def test_evaluation_gives_memory_back(make, make_optimizer):
-    head, optimizer, reference = started(make, make_optimizer)
-    hidden, target = batch(10)
-    value = sl.TaylorSoftmaxLoss()(head(hidden, target))
-    head.eval()
-    assert not head.memories
-    assert not head.memory.buffers
-    head.train()
-    value.backward()
-    optimizer.step()
-    reference.step(reference.gradients(LOSSES, hidden, target)[2], lr)
-    assert_same_weights(head, reference, rtol=1e-4, atol=1e-5)
-    assert head.memory.buffers
-
-
 def test_tensors_of_all_kinds():
     memory = Memory()
     for x in (torch.ones(3, 4), torch.ones(2, 2), torch.ones(5, 4), torch.ones(5, 4, dtype=torch.float64), torch.ones(0, 4)):

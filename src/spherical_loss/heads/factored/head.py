@@ -30,10 +30,10 @@ FEW_CLASSES = 256  # or d, if that is more: a dense step in float64 is then no s
 class FactoredHead(GradientKeeper):
     """An output layer of any number of classes with its own exact SGD step in O(N d^2); see :class:`FactoredSGD`.
 
-    Memory: the D x d weights (float32), and O(d^2 + N d) that stays allocated from step to step, until ``eval()``; no second
-    D x d buffer at any time. ``loss.backward()`` sends the gradient to the hidden vectors and leaves the rest for
-    ``FactoredSGD.step()``. In ``eval()`` mode nothing is left. The head has no parameters, so the trunk's optimizer does not
-    see it. Elementwise adaptive methods such as Adam cannot be exact in this form.
+    Memory: the D x d weights (float32) and O(d^2 + N d); no second D x d buffer at any time. ``loss.backward()`` sends the
+    gradient to the hidden vectors and leaves the rest for ``FactoredSGD.step()``. In ``eval()`` mode nothing is left. The head
+    has no parameters, so the trunk's optimizer does not see it. Elementwise adaptive methods such as Adam cannot be exact in
+    this form.
 
     ``weight`` and ``bias`` compute dense values, D x d of them: for export and tests.
 
@@ -94,6 +94,7 @@ class FactoredHead(GradientKeeper):
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.Q = Accumulator(d, dtype, precise)
+        self.memory = Memory()  # of the step
         self.nearby: Nearby | None = None
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version

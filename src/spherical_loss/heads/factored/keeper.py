@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.shard import Shard
 from spherical_loss.heads.memory import Memory
 from spherical_loss.statistics import Statistics
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.11
 
 WITHOUT_OPTIMIZER = 16  # backward passes that are kept for an optimizer that may still be made
 WITHOUT_STEP = 1_000  # backward passes since the last step after which a warning says so
@@ -31,7 +28,7 @@ class GradientKeeper(Head):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
-        self.memory, self.memories = Memory(), list[Memory]()  # of the step, and of batches whose step was taken
+        self.memories: list[Memory] = []  # of batches whose step was taken: those of later ones
         self.losses: set[str] = set()  # of a sharded head, since the ranks last compared them
         self.has_optimizer = self.has_warned = False
         # Its .grad is what the gradients are still to be multiplied by: 1, and NaN where they are not finite. GradScaler finds
@@ -85,12 +82,6 @@ class GradientKeeper(Head):
         memory = self.memories.pop()
         memory.reuse()
         return memory
-
-    def train(self, mode: bool = True) -> Self:
-        """As ever; ``eval()`` gives the memory back that was kept for the next batch and step."""
-        if not mode:
-            self.memory, self.memories = Memory(), []
-        return super().train(mode)
 
     def remaining_factor(self) -> float:
         """What the gradients are to be multiplied by: 1 unless a GradScaler has divided it by its scale."""

@@ -87,7 +87,7 @@ class FactoredSGD(HeadSGD):
     def grad_norm(self) -> Tensor:
         """The norm of the dense gradient of weights and bias, exactly: for clipping together with the trunk's."""
         with full_precision(self.head.V.device):
-            (step,) = head_steps(self.head.spans, self._batch(), self.head.memory)
+            (step,) = head_steps(self.head.spans, self._batch())
             return step.squared_norm.sqrt()
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ class FactoredSGD(HeadSGD):
         group = self.param_groups[0]
         lr, decay = float(group["lr"]), remaining(float(group["lr"]), group["weight_decay"])
         with full_precision(self.head.V.device):
-            (step,) = head_steps(self.head.spans, self._batch(), self.head.memory)
+            (step,) = head_steps(self.head.spans, self._batch())
             step.prepare(lr * clipping([step], group["max_grad_norm"]), decay)
             step.write()
         self.head.used()

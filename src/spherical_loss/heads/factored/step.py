@@ -223,7 +223,8 @@ class SmallHeadStep:
         self.head.changed()
 
 
-def head_steps(spans: list[Span], batch: BatchGradients, memory: Memory) -> list[HeadStep | SmallHeadStep]:
+def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep | SmallHeadStep]:
+    memory = spans[0].head.memory  # of the steps of all heads together
     memory.reuse()
     terms = _BatchTerms(batch, spans[0].head.w.dtype, memory)
     return [

@@ -97,8 +97,7 @@ class TieredSGD(HeadSGD):
             raise RuntimeError(NO_GRADIENT.format("TieredSGD"))
         options = {name: [g[name] for g in self.param_groups] for name in ("lr", "weight_decay", "max_grad_norm")}
         options["loss"] = self.head.met()
-        steps = [] if batch is None else head_steps(spans, gathered(batch, self.head.shard, **options), self.head.memory)
-        factored = iter(steps)
+        factored = iter(head_steps(spans, gathered(batch, self.head.shard, **options)) if batch is not None else [])
         return [
             _ParameterStep(tier, self.head) if isinstance(tier, ParameterHead) else next(factored)
             for tier, _, _ in self.head.ranges
