@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from spherical_loss._targets import out_of_range
 from spherical_loss.base import Loss, SphericalLoss
-from spherical_loss.heads.memory import Memory
 from spherical_loss.statistics import Statistics, widened
 
 INITS = ("he", "zero")
@@ -310,27 +309,22 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
-def target_rows(H: Tensor, g_c: Tensor, inverse: Tensor, n: int, memory: Memory | None = None) -> Tensor:
+def target_rows(H: Tensor, g_c: Tensor, inverse: Tensor, n: int) -> Tensor:
     """The rows of ``sum g_c h^T`` that are not zero, (n, d): the gradients ``g_c`` (N, K) go to the rows ``inverse`` (N, K)."""
-    memory = memory or Memory()
-    R, weighted_H = memory.like(H, n, H.shape[1]).zero_(), memory.like(H)
+    R = H.new_zeros(n, H.shape[1])
     for k in range(g_c.shape[1]):
-        R.index_add_(0, inverse[:, k], torch.mul(g_c[:, k : k + 1], H, out=weighted_H))
+        R.index_add_(0, inverse[:, k], g_c[:, k : k + 1] * H)
     return R
 
 
-def selected(rows: Tensor, index: Tensor, memory: Memory | None = None) -> Tensor:
+def selected(rows: Tensor, index: Tensor) -> Tensor:
     """``rows[index]``, (N, K, d), in half the time."""
-    out = None if memory is None else memory.like(rows, index.numel(), rows.shape[1])
-    return torch.index_select(rows, 0, index.flatten(), out=out).view(*index.shape, rows.shape[1])
+    return rows.index_select(0, index.flatten()).view(*index.shape, rows.shape[1])
 
 
-def weighted_sum(g: Tensor, rows: Tensor, memory: Memory | None = None) -> Tensor:
+def weighted_sum(g: Tensor, rows: Tensor) -> Tensor:
     """``sum_k g_nk rows_nk``, (N, d); one target per example is by far the most common case."""
-    if g.shape[1] != 1:
-        return torch.einsum("nk,nkd->nd", g, rows)
-    rows = rows.squeeze(1)
-    return torch.mul(g, rows, out=None if memory is None else memory.like(rows))
+    return g * rows.squeeze(1) if g.shape[1] == 1 else torch.einsum("nk,nkd->nd", g, rows)
 
 
 def summed(tensors: list[Tensor]) -> Tensor:

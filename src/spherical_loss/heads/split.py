@@ -29,8 +29,8 @@ class Split(NamedTuple):
     """(N, d)"""
 
 
-def split(X: Tensor, out: Tensor | None = None) -> Split:
-    """``X = alpha u^T + R``, with u one step of the power method from the mean, and R in ``out``, if it is given.
+def split(X: Tensor) -> Split:
+    """``X = alpha u^T + R``, with u one step of the power method from the mean.
 
     The rest is never longer than the vector, so small vectors lose nothing. Where X is not finite, or so large that its cube
     is not, u is 0 and R is X: an example does not affect the others.
@@ -42,11 +42,11 @@ def split(X: Tensor, out: Tensor | None = None) -> Split:
     """
     u = X.T @ (X @ X.sum(0))
     u = (u / torch.linalg.vector_norm(u)).nan_to_num(0.0, 0.0, 0.0)
-    return along(X, u, X @ u, out)
+    return along(X, u, X @ u)
 
 
-def along(X: Tensor, u: Tensor, alpha: Tensor, out: Tensor | None = None) -> Split:
-    return Split(u, alpha, torch.addr(X, alpha, u, alpha=-1, out=out))
+def along(X: Tensor, u: Tensor, alpha: Tensor) -> Split:
+    return Split(u, alpha, torch.addr(X, alpha, u, alpha=-1))
 
 
 def without_rounding(q: Tensor, D: int) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from spherical_loss.heads.factored.shard import Shard
-from spherical_loss.heads.memory import Memory
 
 
 @dataclass
@@ -56,8 +55,6 @@ class BatchGradients:
     heads: list[HeadGradients]
     version: int
     """That of the weights."""
-    memory: Memory | None = None
-    """What its tensors are in, if the next batch may overwrite them after the step."""
 
     def times(self, factor: float) -> BatchGradients:
         """The gradients of ``factor`` times the loss."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.base import CHUNK, TopK, chunk_rows, full_precision, he_std, in_graph, selected
+from spherical_loss.heads.base import CHUNK, TopK, chunk_rows, full_precision, he_std, in_graph
 from spherical_loss.heads.factored.accumulator import Accumulator
 from spherical_loss.heads.factored.keeper import GradientKeeper
 from spherical_loss.heads.factored.nearby import MOST_CLASSES, Nearby
@@ -20,7 +20,6 @@ from spherical_loss.heads.factored.shard import Shard, version_of
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span, sums
 from spherical_loss.heads.factored.transform import RowTransform
 from spherical_loss.heads.gram import gram_matrix
-from spherical_loss.heads.memory import Memory
 from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 EXACT_IN_FLOAT32 = 2**24  # integers below
@@ -94,7 +93,6 @@ class FactoredHead(GradientKeeper):
         self.register_buffer("w0", torch.zeros(d, dtype=precise))
         self.register_buffer("w", torch.zeros(d, dtype=precise))
         self.Q = Accumulator(d, dtype, precise)
-        self.memory = Memory()  # of the step
         self.nearby: Nearby | None = None
         self.steps = 0
         self.version = 0  # how often W changed: a gradient belongs to one version
@@ -116,8 +114,7 @@ class FactoredHead(GradientKeeper):
     def statistics(self, H: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.check_untouched()
         # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
-        anchor = H.new_empty(0, requires_grad=self.training)
-        return FactoredStatistics.apply(H, anchor, self, classes, self.memory_for_batch())
+        return FactoredStatistics.apply(H, H.new_empty(0, requires_grad=self.training), self, classes)
 
     def of_classes(self, H: Tensor, classes: Tensor) -> Statistics:
         found = super().of_classes(H, classes)
@@ -133,41 +130,38 @@ class FactoredHead(GradientKeeper):
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:
         self.check_untouched()
         with full_precision(H.device):
-            s, q, _ = sums(self.extended(H), [self], Memory())
+            s, q, _ = sums(self.extended(H), [self])
             return s, q
 
-    def extended(self, H: Tensor, dtype: torch.dtype | None = None, memory: Memory | None = None) -> Tensor:
+    def extended(self, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Hidden vectors with the column of ones for the bias, and the empty columns."""
         N, dtype, bias = H.shape[0], dtype or self.V.dtype, int(self.has_bias)
         empty = self.V.shape[1] - self.in_features - bias
-        H = H.to(dtype)
-        out = None if memory is None else memory.like(H, N, self.V.shape[1])
-        return torch.cat([H, H.new_ones(N, bias), H.new_zeros(N, empty)], 1, out=out)
+        return torch.cat([H.to(dtype), H.new_ones(N, bias, dtype=dtype), H.new_zeros(N, empty, dtype=dtype)], 1)
 
-    def read(self, classes: Tensor, memory: Memory | None = None) -> tuple[Tensor | None, Tensor]:
+    def read(self, classes: Tensor) -> tuple[Tensor | None, Tensor]:
         """The current rows of V, where all rows are kept in this process, and the dense rows of W."""
         if self.shard.group is not None:
             return None, self.gather_rows(classes)
-        rows = self.current_rows(classes, memory)
-        return rows, rows if self.is_small else self.dense(rows, memory)
+        rows = self.current_rows(classes)
+        return rows, rows if self.is_small else self.dense(rows)
 
     def small_weight(self) -> Tensor:
         """W of a small head, in the dtype of its products."""
         return self.V.to(self.dtype) if self.is_part else self.V
 
-    def current_rows(self, kept: Tensor | slice, memory: Memory | None = None) -> Tensor:
+    def current_rows(self, kept: Tensor | slice) -> Tensor:
         """Rows of V in the current frame, as a new tensor, of those that are kept here."""
-        rows = self.V[kept].clone() if isinstance(kept, slice) else selected(self.V, kept, memory)
+        rows = self.V[kept].clone() if isinstance(kept, slice) else self.V.index_select(0, kept)
         if len(self.U.past) == 0:
             return rows
         with full_precision(rows.device):
             return self.U.bring_forward_(rows, self.row_frames[kept])
 
-    def dense(self, current_rows: Tensor, memory: Memory | None = None) -> Tensor:
+    def dense(self, current_rows: Tensor) -> Tensor:
         """Dense rows of W, with the bias and the empty columns: ``V_rows U + w0``."""
-        out = None if memory is None else memory.like(current_rows)
         with full_precision(self.V.device):
-            return self.U.transform(current_rows, out).add_(self.w0.to(self.V.dtype))
+            return self.U.transform(current_rows).add_(self.w0.to(self.V.dtype))
 
     def rows(self, kept: Tensor | slice) -> Tensor:
         """Dense rows of W of those that are kept here."""

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from spherical_loss.base import Loss
-from spherical_loss.heads.base import Head, in_graph, summed
+from spherical_loss.heads.base import Head, summed
 from spherical_loss.heads.factored.batch import BatchGradients
 from spherical_loss.heads.factored.shard import Shard
-from spherical_loss.heads.memory import Memory
 from spherical_loss.statistics import Statistics
 
 WITHOUT_OPTIMIZER = 16  # backward passes that are kept for an optimizer that may still be made
@@ -28,7 +27,6 @@ class GradientKeeper(Head):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.gradients: list[BatchGradients] = []  # of the backward passes since the last step
-        self.memories: list[Memory] = []  # of batches whose step was taken: those of later ones
         self.losses: set[str] = set()  # of a sharded head, since the ranks last compared them
         self.has_optimizer = self.has_warned = False
         # Its .grad is what the gradients are still to be multiplied by: 1, and NaN where they are not finite. GradScaler finds
@@ -69,19 +67,6 @@ class GradientKeeper(Head):
         """Forget the gradients: they were used, or are no longer wanted."""
         self.gradients.clear()
         self.factor.grad = None
-
-    def used(self) -> None:
-        """Forget the gradients after the step that used them, whose graph can no longer be used: their memory can."""
-        self.memories += [batch.memory for batch in self.gradients if batch.memory is not None]
-        self.forget()
-
-    def memory_for_batch(self) -> Memory:
-        """Memory for a batch: that of an earlier one, if this one can take a step, too."""
-        if not (self.training and torch.is_grad_enabled() and self.memories) or in_graph():
-            return Memory()
-        memory = self.memories.pop()
-        memory.reuse()
-        return memory
 
     def remaining_factor(self) -> float:
         """What the gradients are to be multiplied by: 1 unless a GradScaler has divided it by its scale."""

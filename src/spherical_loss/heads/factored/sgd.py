@@ -102,7 +102,7 @@ class FactoredSGD(HeadSGD):
             (step,) = head_steps(self.head.spans, self._batch())
             step.prepare(lr * clipping([step], group["max_grad_norm"]), decay)
             step.write()
-        self.head.used()
+        self.head.forget()
         return value
 
     def _batch(self) -> BatchGradients:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, selected, summed, weighted_sum
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
-from spherical_loss.heads.memory import Memory
 from spherical_loss.heads.split import split, without_rounding
 from spherical_loss.statistics import statistics_dtype
 
@@ -66,25 +65,23 @@ class FactoredStatistics(torch.autograd.Function):
     """``s``, ``q`` and ``o_c`` of factored heads; the backward pass leaves a :class:`BatchGradients` with the reader."""
 
     @staticmethod
-    def forward(
-        ctx: Any, H: Tensor, anchor: Tensor, reader: Reader, targets: Tensor, memory: Memory
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, H: Tensor, anchor: Tensor, reader: Reader, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         spans = reader.spans
         with full_precision(H.device):
             dtype = min((head.V.dtype for head, _ in spans), key=lambda dtype: dtype.itemsize)
-            X = spans[0].head.extended(H, dtype, memory)
+            X = spans[0].head.extended(H, dtype)
             classes, positions = targets.unique(return_inverse=True)
             slices = where(spans, classes)
-            s, q, products = sums(X, [head for head, _ in spans], memory)
+            s, q, products = sums(X, [head for head, _ in spans])
             current, W_rows = [], []
             for (head, start), mine in zip(spans, slices, strict=True):
-                rows, dense = head.read(local(classes, mine, start), memory)
+                rows, dense = head.read(local(classes, mine, start))
                 current.append(rows)
                 W_rows.append(dense.to(dtype))
-            W_c = selected(_assembled(W_rows, slices, len(classes)), positions, memory)
-            o_c = torch.mul(W_c, X.unsqueeze(1), out=memory.like(W_c)).sum(2)
+            W_c = selected(_assembled(W_rows, slices, len(classes)), positions)
+            o_c = (W_c * X.unsqueeze(1)).sum(2)
         ctx.save_for_backward(X, q.to(X.dtype), W_c, targets, classes, positions, *products, *current)
-        ctx.reader, ctx.version, ctx.slices, ctx.dtype, ctx.memory = reader, reader.version, slices, H.dtype, memory
+        ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
         ctx.frames = [span.head.U.frame for span in spans]
         return s, q, o_c.to(statistics_dtype(H.device))
 
@@ -92,7 +89,6 @@ class FactoredStatistics(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_s: Tensor, g_q: Tensor, g_c: Tensor) -> tuple[Tensor | None, ...]:
         reader: Reader = ctx.reader
-        memory: Memory = ctx.memory
         check_version(reader, ctx.version)
         spans = reader.spans
         X, q, W_c, targets, classes, positions, *saved = ctx.saved_tensors
@@ -102,19 +98,19 @@ class FactoredStatistics(torch.autograd.Function):
         with full_precision(X.device):
             slope = (2 * g_q).unsqueeze(1)
             for (head, _), product, mine, rows, frame in zip(spans, products, ctx.slices, current, ctx.frames, strict=True):
-                P = weighted_sum(own(g_c, positions, mine, len(classes)), W_c, memory)
+                P = weighted_sum(own(g_c, positions, mine, len(classes)), W_c)
                 if head.is_small:  # the product is that of all outputs
                     grad_O = g_s.unsqueeze(1) + product * slope
                     heads.append(HeadGradients(P + (grad_O @ head.small_weight()).to(P.dtype), P, grad_O=grad_O))
                 else:
-                    grad_H = torch.addcmul(P, product, slope, out=memory.like(P)).addr_(g_s, head.w.to(X.dtype))
+                    grad_H = torch.addcmul(P, product, slope).addr_(g_s, head.w.to(X.dtype))
                     heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
             grad_H = summed([head.grad_H for head in heads])[:, : reader.in_features]
         if reader.training:
             q = q.detach()  # an output of the forward pass has a graph, if it was not converted
-            reader.keep(BatchGradients(X, q, g_s, g_q, g_c, targets, classes, positions, heads, ctx.version, memory))
+            reader.keep(BatchGradients(X, q, g_s, g_q, g_c, targets, classes, positions, heads, ctx.version))
         # A copy: what the caller does to the gradient of the hidden vectors must not change the step.
-        return grad_H.to(ctx.dtype, copy=True), None, None, None, None
+        return grad_H.to(ctx.dtype, copy=True), None, None, None
 
 
 def check_version(reader: Reader, version: int) -> None:
@@ -145,7 +141,7 @@ def own(g_c: Tensor, positions: Tensor, mine: slice, n: int) -> Tensor:
     return g_c.masked_fill(before if mine.stop == n else before | (positions >= mine.stop), 0)
 
 
-def sums(X: Tensor, heads: list[FactoredHead], memory: Memory) -> tuple[Tensor, Tensor, list[Tensor]]:
+def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Tensor]]:
     """``s`` and ``q`` of all heads together, and for each ``H Q``, or the outputs if it is small.
 
     ``q = alpha^2 u^T Q u + 2 alpha r^T Q u + r^T Q r``, with ``Q u`` in float64: see :mod:`spherical_loss.heads.split`.
@@ -154,15 +150,15 @@ def sums(X: Tensor, heads: list[FactoredHead], memory: Memory) -> tuple[Tensor, 
     s_parts, q_parts = [], []
     products = [_outputs(X, head.small_weight()) if head.is_small else X for head in heads]
     if large := [i for i, head in enumerate(heads) if not head.is_small]:
-        u, alpha, R = split(X, memory.like(X))
+        u, alpha, R = split(X)
         Qu = [heads[i].Q.times_vector(u) for i in large]
         for i, Qu_i in zip(large, Qu, strict=True):
-            products[i] = torch.mm(R, heads[i].Q.value, out=memory.like(X)).addr_(alpha, Qu_i.to(X.dtype))
+            products[i] = (R @ heads[i].Q.value).addr_(alpha, Qu_i.to(X.dtype))
         w_all, Qu_all, HQ = summed([heads[i].w for i in large]), summed(Qu), summed([products[i] for i in large])
         alpha, along_u = alpha.to(precise), u.to(precise)
         s_parts.append(alpha * (w_all @ along_u) + R @ w_all.to(X.dtype))
         along = alpha * (Qu_all @ along_u) + R @ Qu_all.to(X.dtype)
-        q_parts.append(torch.addcmul(R.mul_(HQ).sum(1).to(precise), alpha, along))
+        q_parts.append(torch.addcmul(torch.linalg.vecdot(R, HQ).to(precise), alpha, along))
     for head, o in zip(heads, products, strict=True):
         if head.is_small:
             s_parts.append(o.sum(1, dtype=precise))

@@ -35,7 +35,6 @@ from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
 from spherical_loss.heads.factored.nearby import have_parted
 from spherical_loss.heads.factored.statistics import Span, local, own, part, where
 from spherical_loss.heads.factored.weighted_gram import WeightedGram
-from spherical_loss.heads.memory import Memory
 
 FOLD_IN = 32  # steps after which the changes of Q are added up in float64
 
@@ -56,13 +55,13 @@ def dense_step(
 class _BatchTerms:
     """What the steps of all heads that saw a batch have in common."""
 
-    def __init__(self, batch: BatchGradients, precise: torch.dtype, memory: Memory) -> None:
-        self.batch, self.precise, self.memory = batch, precise, memory
-        self.R = target_rows(batch.H, batch.g_c, batch.positions, len(batch.classes), memory)
+    def __init__(self, batch: BatchGradients, precise: torch.dtype) -> None:
+        self.batch, self.precise = batch, precise
+        self.R = target_rows(batch.H, batch.g_c, batch.positions, len(batch.classes))
 
     @cached_property
     def A(self) -> WeightedGram:
-        return WeightedGram(self.batch.H, self.batch.g_q, self.memory)
+        return WeightedGram(self.batch.H, self.batch.g_q)
 
     @cached_property
     def a(self) -> Tensor:
@@ -70,7 +69,7 @@ class _BatchTerms:
 
     @cached_property
     def R_c(self) -> Tensor:
-        return selected(self.R, self.batch.positions, self.memory)
+        return selected(self.R, self.batch.positions)
 
     @cached_property
     def H_norm(self) -> float:
@@ -91,9 +90,8 @@ class HeadStep:
         self.R = part(terms.R, mine)
         delta = self.R.sum(0).to(w.dtype)
         self.grad_w = terms.A.times_vector(w).add_(terms.a, alpha=self.head.num_classes).add_(delta)  # grad_W^T 1
-        G = weighted_sum(own(batch.g_c, batch.positions, mine, len(batch.classes)), terms.R_c, terms.memory)
-        both = torch.add(gradients.grad_H, gradients.P, out=terms.memory.like(G))
-        self.Z = G.addmm_(*terms.A.factors(both)).addr_(batch.g_s, (self.grad_w + delta).to(G.dtype))
+        G = weighted_sum(own(batch.g_c, batch.positions, mine, len(batch.classes)), terms.R_c)
+        self.Z = G.addmm_(*terms.A.factors(gradients.grad_H + gradients.P)).addr_(batch.g_s, (self.grad_w + delta).to(G.dtype))
         self.rate, self.decay = 0.0, 1.0
 
     @cached_property
@@ -105,7 +103,7 @@ class HeadStep:
         """For ``W <- decay W - rate grad_W``. Raises if what is new would not be finite, or B has no inverse."""
         self.rate, self.decay = rate, decay
         _check_finite(rate / decay, rate, self.Z.dtype, self.terms.batch)
-        self.X = torch.sub(self.gradients.grad_H, self.Z, alpha=rate / (2 * decay), out=self.terms.memory.like(self.Z))
+        self.X = self.gradients.grad_H.sub(self.Z, alpha=rate / (2 * decay))
         norm = rate / decay * self.terms.A.norm
         # Bounds of the largest entry of Q, and of its change.
         Q, X = torch.stack([self.head.Q.value.trace(), torch.linalg.vector_norm(self.X)]).tolist()
@@ -156,7 +154,7 @@ class HeadStep:
     def _R_inverse(self) -> Tensor:
         """``R U^-1``; where ``H U^-1`` is known, a sum of its rows."""
         if self.H_inverse is None:
-            return self.head.U.solve(self.R, out=self.terms.memory.like(self.R))
+            return self.head.U.solve(self.R)
         batch = self.terms.batch
         return part(target_rows(self.H_inverse, batch.g_c, batch.positions, len(batch.classes)), self.mine)
 
@@ -224,9 +222,7 @@ class SmallHeadStep:
 
 
 def head_steps(spans: list[Span], batch: BatchGradients) -> list[HeadStep | SmallHeadStep]:
-    memory = spans[0].head.memory  # of the steps of all heads together
-    memory.reuse()
-    terms = _BatchTerms(batch, spans[0].head.w.dtype, memory)
+    terms = _BatchTerms(batch, spans[0].head.w.dtype)
     return [
         (SmallHeadStep if span.head.is_small else HeadStep)(span, mine, gradients, terms)
         for span, mine, gradients in zip(spans, where(spans, batch.classes), batch.heads, strict=True)

@@ -82,17 +82,17 @@ class RowTransform(nn.Module):
 
     # Reading -------------------------------------------------------------------------------------------------------
 
-    def transform(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    def transform(self, rows: Tensor) -> Tensor:
         """``rows U``, for rows in the current frame."""
-        return torch.addmm(rows, rows, self.deviation, beta=self.scale, alpha=-self.scale, out=out)
+        return torch.addmm(rows, rows, self.deviation, beta=self.scale, alpha=-self.scale)
 
     def transform_transposed(self, X: Tensor) -> Tensor:
         """``X U^T``, so that ``X (V U)^T`` is a matrix product with V."""
         return torch.addmm(X, X, self.deviation.T, beta=self.scale, alpha=-self.scale)
 
-    def solve(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    def solve(self, rows: Tensor) -> Tensor:
         """``rows U^-1``"""
-        return torch.addmm(rows, rows, self.inverse_deviation, beta=1 / self.scale, alpha=1 / self.scale, out=out)
+        return torch.addmm(rows, rows, self.inverse_deviation, beta=1 / self.scale, alpha=1 / self.scale)
 
     def through_frames(self) -> Tensor:
         """What each row of V is multiplied by to be one of V U, (frames, d, d): the current frame is the last."""

@@ -8,8 +8,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from spherical_loss.heads.memory import Memory
-
 
 class WeightedGram:
     """The d x d matrix ``A = 2 H^T diag(g_q) H`` of a batch, with H (N, d) and g_q (N,).
@@ -18,20 +16,17 @@ class WeightedGram:
     matrix ``2 diag(g_q) H H^T``, with the same eigenvalues except zeros, stands for it. ``core`` is the one or the other.
     """
 
-    def __init__(self, H: Tensor, g_q: Tensor, memory: Memory | None = None) -> None:
+    def __init__(self, H: Tensor, g_q: Tensor) -> None:
         N, d = H.shape
-        self.H, self.weights, self.memory = H, (2 * g_q).unsqueeze(1), memory or Memory()
-        self.weighted_H = torch.mul(self.weights, H, out=self.memory.like(H))
+        self.H, self.weights = H, (2 * g_q).unsqueeze(1)
+        self.weighted_H = self.weights * H
         self.is_formed = d <= 2 * N
-        if self.is_formed:
-            self.core = torch.mm(H.T, self.weighted_H, out=self.memory.like(H, d, d))
-        else:
-            self.core = torch.mm(H, H.T, out=self.memory.like(H, N, N)).mul_(self.weights)
+        self.core = H.T @ self.weighted_H if self.is_formed else (H @ H.T).mul_(self.weights)
 
     @cached_property
     def scratch(self) -> Tensor:
         """A d x d matrix for intermediate results: all heads that share A use the same memory."""
-        return self.memory.like(self.core)
+        return torch.empty_like(self.core)
 
     def factors(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is ``X A``, for the caller to multiply into what it has."""

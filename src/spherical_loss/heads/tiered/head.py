@@ -159,8 +159,7 @@ class TieredHead(GradientKeeper):
             for span in self.spans:
                 span.head.check_untouched()
             # The empty tensor asks for a backward pass even where the hidden vectors are data and need no gradient.
-            anchor = H.new_empty(0, requires_grad=self.training)
-            s, q, o_c = FactoredStatistics.apply(H, anchor, self, place, self.memory_for_batch())
+            s, q, o_c = FactoredStatistics.apply(H, H.new_empty(0, requires_grad=self.training), self, place)
         else:
             precise = statistics_dtype(H.device)
             s, q, o_c = (torch.zeros(shape, dtype=precise, device=H.device) for shape in (len(H), len(H), place.shape))

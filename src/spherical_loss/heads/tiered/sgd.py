@@ -87,7 +87,7 @@ class TieredSGD(HeadSGD):
                 step.prepare(clip * lr, decay)
             for step in steps:
                 step.write()
-        self.head.used()
+        self.head.forget()
         return value
 
     def _steps(self) -> list[HeadStep | SmallHeadStep | _ParameterStep]:
