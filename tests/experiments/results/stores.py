@@ -113,7 +113,7 @@ def full_store(folder: Path) -> Path:
     ]
     lines += [diverged_line("mse", 7), image_line("taylor", 0, 0.02, epochs=2), image_line("taylor", 0, 0.03, lr=0.5)]
     lines += [
-        image_line(loss, 0, e, task="cifar10", width=16, weight_decay=5e-4) for loss, e in (("softmax", 0.2), ("taylor", 0.19))
+        image_line(loss, 0, e, task="cifar10", width=16, weight_decay=2e-3) for loss, e in (("softmax", 0.2), ("taylor", 0.19))
     ]
     lines += [image_line(loss, seed, 0.05, task="digits", width=64) for loss in ("softmax", "z") for seed in range(2)]
     lines += [text_line("softmax", 0, 127.0), text_line("taylor", 0, 150.0, head="gram"), text_line("z", 0, None)]

@@ -99,6 +99,8 @@ TABLE_5: dict[str, dict[str, Any]] = {
 PTB_VALUES = {loss: {"layers": 2, "width": 809, **rates, **TABLE_5.get(loss, {})} for loss, rates in RATES.items()}
 TEXT_VALUES = {loss: {"layers": 1, "width": 300, **rates} for loss, rates in RATES.items()}  # some minutes for a million words
 ONLINE_VALUES = {loss: {"layers": 1, "width": 1000, **rates} for loss, rates in RATES.items()}
+# The paper has "a weight decay". At a width of 16, 30 epochs of softmax have a validation error of 14.3% at 5e-4, 13.1% here.
+CIFAR_WEIGHT_DECAY = 2e-3
 LANGUAGE_LOSSES = ("softmax", "abs", "spherical", "taylor", "z")
 
 TASKS: dict[str, Task] = {
@@ -121,13 +123,13 @@ TASKS: dict[str, Task] = {
     ),
     "cifar10": Task(
         "CIFAR-10, 14 layers with batch normalization and random flips (table 3)",
-        ImageSettings(width=16, weight_decay=5e-4),
+        ImageSettings(width=16, weight_decay=CIFAR_WEIGHT_DECAY),
         losses=("mse", "softmax", "spherical", "taylor"),
         runs=3,
     ),
     "cifar100": Task(
         "CIFAR-100, the same network (table 4)",
-        ImageSettings(width=16, weight_decay=5e-4, split="official"),
+        ImageSettings(width=16, weight_decay=CIFAR_WEIGHT_DECAY, split="official"),
         losses=("softmax", "spherical", "taylor"),
         runs=3,
     ),
