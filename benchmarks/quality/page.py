@@ -15,6 +15,10 @@ HEADER = ["output layer", "step", "words seen", "perplexity", "top-1 error", "to
 ONE_HEAD, TIERS, THREE_TIERS, Z_LOSS = "Taylor, one head", "Taylor, tiers", "Taylor, three tiers", "Z-loss, three tiers"
 COLORS = {"adaptive spherical": "#c1662f", "Taylor": "#2f6fc1", "spherical": "#2f9c6f", "Z-loss": "#8a5fb5"}
 GREY = "#666666"
+STYLES = {
+    "--": (ONE_HEAD, "spherical, one head", "adaptive softmax"),
+    ":": ("dense softmax", "adaptive spherical softmax, spherical"),
+}
 
 
 def finished(part: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -103,6 +107,6 @@ def draw_curve(axes: Any, name: str, runs: list[dict[str, Any]], pace: float, me
     seconds = [pace * seeds[0]["step"] for seeds in points]
     values = [[factor * seed[metric] for seed in seeds] for seeds in points]
     color = next((color for start, color in COLORS.items() if name.startswith(start)), GREY)
-    style = "--" if "one head" in name or name == "adaptive softmax" else ":" if name == "dense softmax" else "-"
+    style = next((style for style, names in STYLES.items() if name in names), "-")
     axes.plot(seconds, [statistics.fmean(v) for v in values], style, color=color, marker="o", markersize=3, label=name)
     axes.fill_between(seconds, [min(v) for v in values], [max(v) for v in values], color=color, alpha=0.15, linewidth=0)
