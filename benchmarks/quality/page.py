@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.contenders import CONTENDERS
-from benchmarks.quality.training import BATCH, MEASURED
+from benchmarks.quality.training import BATCH, CURVE, MEASURED
 from benchmarks.timing import readable
 from spherical_loss.experiments.table import Table
 
@@ -91,8 +91,8 @@ def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:
                 if (runs := finished(part, name)) and runs[0]["curve"][0][metric] is not None:
                     draw_curve(axes, name, runs, part["paces"][name], metric, factor)
             axes.set(xscale="log", xlabel="seconds of training, one thread", ylabel=label, title=f"{part['words']:,} words")
-            ticks = sorted({round(x) for line in axes.lines for x in line.get_xdata()})
-            axes.set_xticks(ticks, [str(tick) for tick in ticks])
+            ticks = [share * part["budget"]["training"] for share in CURVE]  # but for the last step, which all round up to
+            axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
             axes.minorticks_off()
             axes.grid(alpha=0.3)
     lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}  # some have no perplexity, or one size only
