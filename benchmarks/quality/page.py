@@ -91,7 +91,7 @@ def draw(parts: dict[str, dict[str, Any]], path: Path) -> None:
                 if (runs := finished(part, name)) and runs[0]["curve"][0][metric] is not None:
                     draw_curve(axes, name, runs, part["paces"][name], metric, factor)
             axes.set(xscale="log", xlabel="seconds of training, one thread", ylabel=label, title=f"{part['words']:,} words")
-            ticks = [share * part["budget"]["training"] for share in CURVE]  # but for the last step, which all round up to
+            ticks = [share * part["budget"]["training"] for share in CURVE]  # rounded up to whole steps in the data
             axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
             axes.minorticks_off()
             axes.grid(alpha=0.3)

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +28,6 @@ from spherical_loss.quadratic import (
     vertex,
 )
 from spherical_loss.statistics import Statistics, statistics_dtype, widened
-
-if TYPE_CHECKING:
-    pass
 
 
 def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
