@@ -48,7 +48,10 @@ def quadratic_loss(
     is_plain = weight is None and ignore_index < 0 and label_smoothing == 0.0 and not overwrite_logits
     if is_plain and is_small(o, target) and in_one_function(o):
         try:
-            return SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction)
+            loss = SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction, widened(o.dtype))
+            if not _may_have_overflowed(loss):
+                return loss
+            return SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction, torch.float64)
         except RuntimeError:  # a target to ignore, which torch does not find among the classes, or one out of range
             pass
     check(o, target, weight, ignore_index)

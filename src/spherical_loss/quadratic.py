@@ -141,11 +141,11 @@ class QuadraticLikelihoodFunction(torch.autograd.Function):
 
 class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
     """The same for a small batch without weights or ignored examples, such as 200 x 10, whose time is that of the calls: as few
-    as possible. In float64, which leaves nothing to check. Outputs are ``(N, D, ...)``."""
+    as possible. Outputs are ``(N, D, ...)``, and computed in ``dtype``, in which their squares must not overflow."""
 
     @staticmethod
-    def forward(ctx: Any, o: Tensor, target: Tensor, g: Quadratic, reduction: str) -> Tensor:
-        t, index = o.to(torch.float64, copy=True).sub_(vertex(g)), target.unsqueeze(1)
+    def forward(ctx: Any, o: Tensor, target: Tensor, g: Quadratic, reduction: str, dtype: torch.dtype) -> Tensor:
+        t, index = (o if o.dtype == dtype else o.to(dtype)) - vertex(g), target.unsqueeze(1)
         G = (t * t).add_(least(g) / g.a3)
         Z = G.sum(1, keepdim=True)
         ratio = Z / G.gather(1, index)
@@ -159,11 +159,12 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
         (o, index), (t, Z, ratio) = ctx.saved_tensors, ctx.values
         if torch.is_grad_enabled() or _transformed(g_loss):
             slope = 2 * ctx.g.a3 * ctx.share * (g_loss.unsqueeze(1) if g_loss.dim() else g_loss).double()
-            return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None
+            return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None, None
         # But for the target's term, which is Z / g_c times larger.
         grad = (t / Z).mul_(2 * g_loss.unsqueeze(1) if g_loss.dim() else 2 * ctx.share * float(g_loss))
         grad_c = grad.gather(1, index)
-        return grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1)).to(o.dtype), None, None, None
+        grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1))
+        return grad if grad.dtype == o.dtype else grad.to(o.dtype), None, None, None, None
 
 
 def _at_targets(x: Tensor, index: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -188,7 +189,7 @@ def _reduced(losses: Tensor, importance: Tensor | None, reduction: str, dtype: t
     if reduction == "sum":
         return losses.sum().to(dtype), 1.0
     if importance is None:
-        return losses.mean(dtype=dtype), 1 / max(1, losses.numel())
+        return losses.mean() if losses.dtype == dtype else losses.mean(dtype=dtype), 1 / max(1, losses.numel())
     total = float(importance.sum())
     # torch's mean of no examples is nan, with a gradient of 0
     return (losses.sum() / total).to(dtype), 1 / total if total else 0.0
