@@ -6,6 +6,7 @@ Both are abstract; the losses themselves are in :mod:`spherical_loss.losses`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
@@ -227,7 +228,9 @@ class SphericalLoss(Loss):
             if self.weight is not None:
                 raise ValueError("a class weight needs the targets, and these Statistics have target=None")
             target = torch.zeros(o_c.shape, dtype=torch.long, device=o_c.device)
-        counted = (target >= 0) & (target != self.ignore_index)
+        counted = target >= 0
+        if self.ignore_index >= 0:
+            counted &= target != self.ignore_index
         if self.weight is None and target_weight is None and _is_seen(counted.device, lambda: counted.all()):
             return _logits.reduced(self.each(statistics), None, self.reduction).to(dtype)
         classes = torch.where(counted, target, 0)
@@ -260,7 +263,7 @@ class SphericalLoss(Loss):
         return found + (nearby - nearby.detach())  # its gradient, and nothing of its value
 
 
-def _is_seen(device: torch.device, condition: Callable[[], Tensor]) -> bool:
+def _is_seen(device: torch.device, condition: Callable[[], Tensor | bool]) -> bool:
     """Whether a condition is seen to hold: not in a graph, which other batches use, nor by waiting for a device."""
     if device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return False
@@ -273,6 +276,6 @@ def _is_seen(device: torch.device, condition: Callable[[], Tensor]) -> bool:
 def _guarded(losses: Tensor) -> Tensor:
     """The same losses. Where one is not finite, neither is its gradient: the logarithm of a negative number is NaN, but its
     slope is finite, and an optimizer would follow it."""
-    if _is_seen(losses.device, lambda: losses.detach().sum().isfinite()):
+    if _is_seen(losses.device, lambda: math.isfinite(losses.detach().sum())):
         return losses
     return losses * (1 + 0 * losses.detach())

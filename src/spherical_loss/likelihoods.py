@@ -19,10 +19,12 @@ from spherical_loss.quadratic import (
     Quadratic,
     QuadraticLikelihoodFunction,
     SmallQuadraticLikelihoodFunction,
+    StatisticsLikelihoodFunction,
     in_one_function,
     is_small,
     least,
     log_numerator,
+    normalizer_of,
     numerator,
     quadratic_needs_float64,
     vertex,
@@ -31,7 +33,9 @@ from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 
 def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-    return torch.log(torch.add(g.a1 * D + g.a2 * s, q, alpha=g.a3)) - torch.log(numerator(g, o_c))
+    if s.shape == q.shape == o_c.shape and s.dtype == q.dtype == o_c.dtype and in_one_function(o_c):
+        return StatisticsLikelihoodFunction.apply(s, q, o_c, g, D)
+    return torch.log(normalizer_of(g, s, q, D)) - torch.log(numerator(g, o_c))
 
 
 def quadratic_loss(

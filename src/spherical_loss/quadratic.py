@@ -64,7 +64,7 @@ def normalizer(g: Quadratic, o: Tensor, dtype: torch.dtype) -> Tensor:
 def in_one_function(o: Tensor) -> bool:
     """Whether :class:`QuadraticLikelihoodFunction` takes these outputs: on the CPU, where looking at a value costs nothing, and
     outside of torch's transforms, which need to see the operations."""
-    return o.device.type == "cpu" and not torch.compiler.is_compiling() and not _transformed(o)
+    return o.is_cpu and not torch.compiler.is_compiling() and not _transformed(o)
 
 
 def _transformed(o: Tensor) -> bool:
@@ -141,17 +141,23 @@ class QuadraticLikelihoodFunction(torch.autograd.Function):
 
 class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
     """The same for a small batch without weights or ignored examples, such as 200 x 10, whose time is that of the calls: as few
-    as possible. Outputs are ``(N, D, ...)``, and computed in ``dtype``, in which their squares must not overflow."""
+    as possible. Outputs are ``(N, D, ...)``, and computed in ``dtype``, in which their squares must not overflow.
+
+    A reduction multiplies the losses by ``share``. With ``t = (o - vertex) / (2 share)``, and r, Z, g_c in the same unit, the
+    gradient is ``t_k / Z - [k = c] t_c / g_c``, with no factor.
+    """
 
     @staticmethod
     def forward(ctx: Any, o: Tensor, target: Tensor, g: Quadratic, reduction: str, dtype: torch.dtype) -> Tensor:
-        t, index = (o if o.dtype == dtype else o.to(dtype)) - vertex(g), target.unsqueeze(1)
-        G = (t * t).add_(least(g) / g.a3)
+        share = 1 / target.numel() if reduction == "mean" else 1.0
+        unit, index = 0.5 / share, target.unsqueeze(1)
+        t = torch.rsub(o if o.dtype == dtype else o.to(dtype), -unit * vertex(g), alpha=-unit)
+        G = (t * t).add_(unit * unit * least(g) / g.a3)
         Z = G.sum(1, keepdim=True)
         ratio = Z / G.gather(1, index)
-        loss, ctx.share = _reduced(ratio.log(), None, reduction, widened(o.dtype))
         ctx.save_for_backward(o, index)
-        ctx.g, ctx.values = g, (t, Z, ratio)  # small ones, which are neither inputs nor outputs
+        ctx.g, ctx.share, ctx.values = g, share, (t, Z, ratio)  # small ones, which are neither inputs nor outputs
+        loss, _ = _reduced(ratio.log(), None, reduction, widened(o.dtype))
         return loss if reduction != "none" else loss.squeeze(1)
 
     @staticmethod
@@ -160,11 +166,45 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
         if torch.is_grad_enabled() or _transformed(g_loss):
             slope = 2 * ctx.g.a3 * ctx.share * (g_loss.unsqueeze(1) if g_loss.dim() else g_loss).double()
             return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None, None
-        # But for the target's term, which is Z / g_c times larger.
-        grad = (t / Z).mul_(2 * g_loss.unsqueeze(1) if g_loss.dim() else 2 * ctx.share * float(g_loss))
+        grad = t / Z  # but for the target's term, which is Z / g_c times larger
+        if g_loss.dim():
+            grad.mul_(g_loss.unsqueeze(1))
+        elif (factor := float(g_loss)) != 1:
+            grad.mul_(factor)
         grad_c = grad.gather(1, index)
         grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1))
         return grad if grad.dtype == o.dtype else grad.to(o.dtype), None, None, None, None
+
+
+class StatisticsLikelihoodFunction(torch.autograd.Function):
+    """``log(Z / g(o_c))`` for ``Z = a1 D + a2 s + a3 q``, elementwise, of statistics of one shape.
+
+    In units of a3, with ``t = o_c - vertex`` and ``g_c = t^2 + r``: ``dL/dq = 1 / Z``, ``dL/ds = (a2 / a3) / Z``,
+    ``dL/do_c = -2 t / g_c``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, q: Tensor, o_c: Tensor, g: Quadratic, D: int) -> Tensor:
+        Z = q.add(s, alpha=g.a2 / g.a3).add_(g.a1 / g.a3 * D)
+        t = o_c - vertex(g)
+        g_c = (t * t).add_(least(g) / g.a3)
+        ctx.save_for_backward(s, q, o_c)
+        ctx.g, ctx.D, ctx.values = g, D, (Z, t, g_c)  # small ones, which are neither inputs nor outputs
+        return torch.log(Z / g_c)
+
+    @staticmethod
+    def backward(ctx: Any, g_loss: Tensor) -> tuple[Tensor | None, ...]:
+        (Z, t, g_c), g = ctx.values, ctx.g
+        if torch.is_grad_enabled() or _transformed(g_loss):  # the same by torch's own operations
+            s, q, o_c = ctx.saved_tensors
+            Z, t, g_c = normalizer_of(g, s, q, ctx.D) / g.a3, o_c - vertex(g), numerator(g, o_c) / g.a3
+        g_q = g_loss / Z
+        return g_q * (g.a2 / g.a3), g_q, g_loss * (-2 * t) / g_c, None, None
+
+
+def normalizer_of(g: Quadratic, s: Tensor, q: Tensor, D: int) -> Tensor:
+    """``sum_k g(o_k)`` of statistics"""
+    return torch.add(g.a1 * D + g.a2 * s, q, alpha=g.a3)
 
 
 def _at_targets(x: Tensor, index: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor | None]:
