@@ -20,7 +20,7 @@ class Accumulator(nn.Module):
     >>> x = Accumulator(2, torch.float32, torch.float64)
     >>> x.set_(torch.eye(2))
     >>> for _ in range(1000):
-    ...     x.subtract_(torch.full((2, 1), 1e-9), torch.ones(1, 2))
+    ...     x.subtract_(torch.full((2, 2), 1e-9))
     >>> f"{float(1 - x.exact[0, 0]):.3g}"
     '2e-06'
     """
@@ -52,12 +52,13 @@ class Accumulator(nn.Module):
         self.recent.zero_()
         self._round()
 
-    def subtract_(self, left: Tensor, right: Tensor, alpha: float = 1.0, scale: float = 1.0) -> None:
-        """``M <- scale M - alpha (left right + (left right)^T)``"""
+    def subtract_(self, half: Tensor, alpha: float = 1.0, scale: float = 1.0) -> None:
+        """``M <- scale M - alpha (half + half^T)``"""
         if scale != 1:
             self.base.mul_(scale)
             self.rounded.copy_(self.base)
-        self.recent.addmm_(left, right, beta=scale, alpha=alpha)
+            self.recent.mul_(scale)
+        self.recent.add_(half, alpha=alpha)
         self._evaluate()
 
     def fold_in(self) -> None:

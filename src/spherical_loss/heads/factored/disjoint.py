@@ -17,6 +17,7 @@ from spherical_loss.heads.base import full_precision
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
 from spherical_loss.heads.factored.head import FactoredHead
 from spherical_loss.heads.factored.statistics import Span, check_version, local, where
+from spherical_loss.heads.products import product
 from spherical_loss.heads.split import split, without_rounding
 from spherical_loss.statistics import statistics_dtype
 
@@ -110,9 +111,7 @@ def _sums(
     precise = statistics_dtype(X.device)
     u, alpha, R = split(X)
     w, Qu = torch.stack([head.w for head in heads]), torch.stack([head.Q.times_vector(u) for head in heads])
-    HQ = torch.empty_like(X)
-    for head, r, out in zip(heads, R.split(sizes), HQ.split(sizes), strict=True):
-        torch.mm(r, head.Q.value, out=out)
+    HQ = torch.cat([product(r, head.Q.value) for head, r in zip(heads, R.split(sizes), strict=True)])
     vectors = torch.stack([w, Qu])  # (2, T, d)
     rounded = vectors.to(X.dtype)
     HQ.addcmul_(rounded[1].index_select(0, which), alpha.unsqueeze(1))

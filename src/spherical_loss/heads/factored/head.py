@@ -20,6 +20,7 @@ from spherical_loss.heads.factored.shard import Shard, version_of
 from spherical_loss.heads.factored.statistics import FactoredStatistics, Span, sums
 from spherical_loss.heads.factored.transform import RowTransform
 from spherical_loss.heads.gram import gram_matrix
+from spherical_loss.heads.products import product
 from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 EXACT_IN_FLOAT32 = 2**24  # integers below
@@ -272,7 +273,7 @@ class FactoredHead(GradientKeeper):
         """Rows of V that were read in an earlier frame, in the current one; read again if all were rewritten since."""
         if frame < self.U.first_frame:
             return self.current_rows(kept)
-        return rows if frame == self.U.frame else rows @ self.U.past[frame - self.U.first_frame]
+        return rows if frame == self.U.frame else product(rows, self.U.past[frame - self.U.first_frame])
 
     def write_current_rows(self, kept: Tensor, rows: Tensor) -> None:
         """Overwrite rows of V, all different, with rows in the current frame."""

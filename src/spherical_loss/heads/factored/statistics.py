@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spherical_loss.heads.base import full_precision, selected, summed, weighted_sum
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
+from spherical_loss.heads.products import product
 from spherical_loss.heads.split import split, without_rounding
 from spherical_loss.statistics import statistics_dtype
 
@@ -79,7 +80,7 @@ class FactoredStatistics(torch.autograd.Function):
                 current.append(rows)
                 W_rows.append(dense.to(dtype))
             W_c = selected(_assembled(W_rows, slices, len(classes)), positions)
-            o_c = (W_c * X.unsqueeze(1)).sum(2)
+            o_c = torch.linalg.vecdot(W_c, X.unsqueeze(1))
         ctx.save_for_backward(X, q.to(X.dtype), W_c, targets, classes, positions, *products, *current)
         ctx.reader, ctx.version, ctx.slices, ctx.dtype = reader, reader.version, slices, H.dtype
         ctx.frames = [span.head.U.frame for span in spans]
@@ -97,13 +98,13 @@ class FactoredStatistics(torch.autograd.Function):
         heads = []
         with full_precision(X.device):
             slope = (2 * g_q).unsqueeze(1)
-            for (head, _), product, mine, rows, frame in zip(spans, products, ctx.slices, current, ctx.frames, strict=True):
+            for (head, _), out, mine, rows, frame in zip(spans, products, ctx.slices, current, ctx.frames, strict=True):
                 P = weighted_sum(own(g_c, positions, mine, len(classes)), W_c)
-                if head.is_small:  # the product is that of all outputs
-                    grad_O = g_s.unsqueeze(1) + product * slope
-                    heads.append(HeadGradients(P + (grad_O @ head.small_weight()).to(P.dtype), P, grad_O=grad_O))
+                if head.is_small:  # these are all of its outputs
+                    grad_O = g_s.unsqueeze(1) + out * slope
+                    heads.append(HeadGradients(P + product(grad_O, head.small_weight()).to(P.dtype), P, grad_O=grad_O))
                 else:
-                    grad_H = torch.addcmul(P, product, slope).addr_(g_s, head.w.to(X.dtype))
+                    grad_H = torch.addcmul(P, out, slope).addr_(g_s, head.w.to(X.dtype))
                     heads.append(HeadGradients(grad_H, P, current_rows=rows, frame=frame))
             grad_H = summed([head.grad_H for head in heads])[:, : reader.in_features]
         if reader.training:
@@ -153,11 +154,13 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
         u, alpha, R = split(X)
         Qu = [heads[i].Q.times_vector(u) for i in large]
         for i, Qu_i in zip(large, Qu, strict=True):
-            products[i] = (R @ heads[i].Q.value).addr_(alpha, Qu_i.to(X.dtype))
-        w_all, Qu_all, HQ = summed([heads[i].w for i in large]), summed(Qu), summed([products[i] for i in large])
-        alpha, along_u = alpha.to(precise), u.to(precise)
-        s_parts.append(alpha * (w_all @ along_u) + R @ w_all.to(X.dtype))
-        along = alpha * (Qu_all @ along_u) + R @ Qu_all.to(X.dtype)
+            products[i] = product(R, heads[i].Q.value).addr_(alpha, Qu_i.to(X.dtype))
+        vectors = torch.stack([summed([heads[i].w for i in large]), summed(Qu)])  # w and Q u, (2, d)
+        along_u, along_r = vectors @ u.to(precise), R @ vectors.to(X.dtype).T  # (2,) and (N, 2)
+        alpha = alpha.to(precise)
+        s, along = torch.addcmul(along_r.T.to(precise), along_u.unsqueeze(1), alpha)
+        s_parts.append(s)
+        HQ = summed([products[i] for i in large])
         q_parts.append(torch.addcmul(torch.linalg.vecdot(R, HQ).to(precise), alpha, along))
     for head, o in zip(heads, products, strict=True):
         if head.is_small:
@@ -167,7 +170,7 @@ def sums(X: Tensor, heads: list[FactoredHead]) -> tuple[Tensor, Tensor, list[Ten
 
 
 def _outputs(X: Tensor, W: Tensor) -> Tensor:
-    return X.to(W.dtype) @ W.T
+    return product(X.to(W.dtype), W.T)
 
 
 def _assembled(W_rows: list[Tensor], slices: list[slice], n: int) -> Tensor:

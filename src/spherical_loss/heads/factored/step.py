@@ -35,6 +35,7 @@ from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
 from spherical_loss.heads.factored.nearby import have_parted
 from spherical_loss.heads.factored.statistics import Span, local, own, part, where
 from spherical_loss.heads.factored.weighted_gram import WeightedGram
+from spherical_loss.heads.products import product
 
 FOLD_IN = 32  # steps after which the changes of Q are added up in float64
 
@@ -91,7 +92,7 @@ class HeadStep:
         delta = self.R.sum(0).to(w.dtype)
         self.grad_w = terms.A.times_vector(w).add_(terms.a, alpha=self.head.num_classes).add_(delta)  # grad_W^T 1
         G = weighted_sum(own(batch.g_c, batch.positions, mine, len(batch.classes)), terms.R_c)
-        self.Z = G.addmm_(*terms.A.factors(gradients.grad_H + gradients.P)).addr_(batch.g_s, (self.grad_w + delta).to(G.dtype))
+        self.Z = terms.A.times(gradients.grad_H + gradients.P).add_(G).addr_(batch.g_s, (self.grad_w + delta).to(G.dtype))
         self.rate, self.decay = 0.0, 1.0
 
     @cached_property
@@ -166,7 +167,8 @@ class HeadStep:
         """``Q <- r^2 Q - r lr (H^T X + X^T H)``"""
         if self.head.steps % FOLD_IN == 0:
             self.head.Q.fold_in()
-        self.head.Q.subtract_(self.terms.batch.H.T, self.X, alpha=self.decay * self.rate, scale=self.decay**2)
+        change = product(self.terms.A.H_T, self.X)
+        self.head.Q.subtract_(change, alpha=self.decay * self.rate, scale=self.decay**2)
 
 
 class SmallHeadStep:
@@ -179,7 +181,7 @@ class SmallHeadStep:
     def __init__(self, span: Span, mine: slice, gradients: HeadGradients, terms: _BatchTerms) -> None:
         self.head, self.terms = span.head, terms
         assert gradients.grad_O is not None
-        self.grad_W = gradients.grad_O.T @ terms.batch.H.to(gradients.grad_O.dtype)
+        self.grad_W = product(gradients.grad_O.T, terms.batch.H.to(gradients.grad_O.dtype))
         self.grad_W.index_add_(0, terms.batch.classes[mine] - span.start, terms.R[mine].to(self.grad_W.dtype))
         self.rate, self.decay = 0.0, 1.0
 

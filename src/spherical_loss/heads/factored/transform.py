@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from spherical_loss.heads.factored.weighted_gram import WeightedGram
+from spherical_loss.heads.products import product
 
 MAX_CONDITION = 1e2  # of U: float32 rounding (6e-8) times this is the relative error of one written increment
 MAX_FRAMES = 48  # d x d matrices kept; closing a frame costs one matmul for each
@@ -84,15 +85,15 @@ class RowTransform(nn.Module):
 
     def transform(self, rows: Tensor) -> Tensor:
         """``rows U``, for rows in the current frame."""
-        return torch.addmm(rows, rows, self.deviation, beta=self.scale, alpha=-self.scale)
+        return _times(rows - product(rows, self.deviation), self.scale)
 
     def transform_transposed(self, X: Tensor) -> Tensor:
         """``X U^T``, so that ``X (V U)^T`` is a matrix product with V."""
-        return torch.addmm(X, X, self.deviation.T, beta=self.scale, alpha=-self.scale)
+        return _times(X - product(X, self.deviation.T), self.scale)
 
     def solve(self, rows: Tensor) -> Tensor:
         """``rows U^-1``"""
-        return torch.addmm(rows, rows, self.inverse_deviation, beta=1 / self.scale, alpha=1 / self.scale)
+        return _times(product(rows, self.inverse_deviation).add_(rows), 1 / self.scale)
 
     def through_frames(self) -> Tensor:
         """What each row of V is multiplied by to be one of V U, (frames, d, d): the current frame is the last."""
@@ -108,7 +109,7 @@ class RowTransform(nn.Module):
         counts = torch.bincount(frames, minlength=len(self.past) + 1).tolist()
         if len(rows) in counts:  # all of one frame
             frame = counts.index(len(rows))
-            return rows.copy_(rows @ transforms[frame]) if frame < len(transforms) else rows
+            return rows.copy_(product(rows, transforms[frame])) if frame < len(transforms) else rows
         order = frames.argsort()
         ordered = rows.index_select(0, order)
         out = ordered.clone()
@@ -152,9 +153,9 @@ class RowTransform(nn.Module):
         """``I - deviation <- (I - deviation) B``, that is ``deviation += rate (I - deviation) A``."""
         deviation = self.deviation
         if A.is_formed:
-            deviation.add_(torch.addmm(A.core, deviation, A.core, alpha=-1, out=A.scratch), alpha=rate)
+            deviation.add_(A.core - product(deviation, A.core), alpha=rate)
         else:
-            deviation.addmm_(torch.addmm(A.H, A.H, deviation.T, alpha=-1).T, A.weighted_H, alpha=rate)
+            deviation.add_(product((A.H - product(A.H, deviation.T)).T, A.weighted_H), alpha=rate)
 
     def _multiply_inverse(self, A: WeightedGram, rate: float) -> Tensor | None:
         """``I + inverse_deviation <- B^-1 (I + inverse_deviation)``, by the series ``B^-1 = I + rate A + (rate A)^2 + ...``
@@ -168,19 +169,19 @@ class RowTransform(nn.Module):
         self.residual += norm ** (terms + 1)
         H_inverse = None
         if not A.is_formed:  # with C = rate core: H B^-1 = (I + C + C^2 + ...)^T H, and B^-1 = I + rate weighted_H^T H B^-1
-            H_inverse = torch.addmm(A.H, A.H, inverse)
-            H_inverse = torch.addmm(H_inverse, _geometric(rate * A.core, terms).T, H_inverse)
-            inverse.addmm_(A.weighted_H.T, H_inverse, alpha=rate)
+            H_inverse = product(A.H, inverse).add_(A.H)
+            H_inverse = product(_geometric(rate * A.core, terms).T, H_inverse).add_(H_inverse)
+            inverse.add_(product(A.weighted_H.T, H_inverse), alpha=rate)
         elif terms == 1:
-            inverse.add_(torch.addmm(A.core, A.core, inverse, out=A.scratch), alpha=rate)
+            inverse.add_(product(A.core, inverse).add_(A.core), alpha=rate)
         elif terms == 2 and rate**2 * A.rank_one_square[1] < error:
             y, left_out = A.rank_one_square
             y_inverse = torch.addmv(y, inverse.T, y)
-            inverse.add_(torch.addmm(A.core, A.core, inverse, out=A.scratch), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
+            inverse.add_(product(A.core, inverse).add_(A.core), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
             self.residual += rate**2 * left_out
         else:
             series = _geometric(rate * A.core, terms)
-            inverse.add_(torch.addmm(series, series, inverse))
+            inverse.add_(product(series, inverse).add_(series))
         if self.residual > MAX_RESIDUAL * eps:
             self._polish_inverse()
         return H_inverse if H_inverse is None or self.log_scale == 0 else H_inverse.div_(self.scale)
@@ -191,8 +192,8 @@ class RowTransform(nn.Module):
         With ``U U^-1`` instead, the rounding errors would be multiplied by the inverse twice.
         """
         deviation, inverse = self.deviation, self.inverse_deviation
-        residual = torch.addmm(inverse - deviation, inverse, deviation, alpha=-1)
-        inverse.sub_(torch.addmm(residual, residual, inverse))
+        residual = (inverse - deviation).sub_(product(inverse, deviation))
+        inverse.sub_(product(residual, inverse).add_(residual))
         self.residual = 0.0
 
     # State ---------------------------------------------------------------------------------------------------------
@@ -210,6 +211,11 @@ class RowTransform(nn.Module):
         self.log_condition, self.log_scale, self.residual = log_condition, log_scale, residual
 
 
+def _times(X: Tensor, scale: float) -> Tensor:
+    """``scale X``, in place"""
+    return X if scale == 1 else X.mul_(scale)
+
+
 def _log_condition(norm: float, is_positive: bool) -> float:
     """A bound of the log of the condition number of ``B = I - rate A``, whose eigenvalues are within ``norm`` of 1."""
     if norm >= LARGE_STEP:
@@ -221,11 +227,11 @@ def _geometric(C: Tensor, terms: int) -> Tensor:
     """``C + C^2 + ... + C^n`` for n terms, a power of two, by doubling: ``G_2n = G_n + C^n G_n``."""
     if terms == 1:
         return C
-    power = C @ C
+    power = product(C, C)
     G, n = C + power, 2
     while n < terms:
-        G = torch.addmm(G, power, G)
+        G = product(power, G).add_(G)
         n *= 2
         if n < terms:
-            power = power @ power
+            power = product(power, power)
     return G

@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from spherical_loss.heads.products import product, transposed
+
 
 class WeightedGram:
     """The d x d matrix ``A = 2 H^T diag(g_q) H`` of a batch, with H (N, d) and g_q (N,).
@@ -21,16 +23,12 @@ class WeightedGram:
         self.H, self.weights = H, (2 * g_q).unsqueeze(1)
         self.weighted_H = self.weights * H
         self.is_formed = d <= 2 * N
-        self.core = H.T @ self.weighted_H if self.is_formed else (H @ H.T).mul_(self.weights)
+        self.H_T = transposed(H)
+        self.core = product(self.H_T, self.weighted_H) if self.is_formed else product(H, self.H_T).mul_(self.weights)
 
-    @cached_property
-    def scratch(self) -> Tensor:
-        """A d x d matrix for intermediate results: all heads that share A use the same memory."""
-        return torch.empty_like(self.core)
-
-    def factors(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Two matrices whose product is ``X A``, for the caller to multiply into what it has."""
-        return (X, self.core) if self.is_formed else (X @ self.H.T, self.weighted_H)
+    def times(self, X: Tensor) -> Tensor:
+        """``X A``"""
+        return product(X, self.core) if self.is_formed else product(product(X, self.H_T), self.weighted_H)
 
     def times_vector(self, v: Tensor) -> Tensor:
         """``A v``, as precise as A is, in the dtype of v."""

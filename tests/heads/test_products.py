@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from spherical_loss.heads import products
+from spherical_loss.heads.products import SMALL, product, transposed
+
+
+@pytest.fixture(params=["of this machine", "onednn"])
+def way(request, monkeypatch):
+    """Both ways, wherever torch has both."""
+    if request.param == "onednn":
+        if not torch.backends.mkldnn.is_available():
+            pytest.skip("this torch was built without oneDNN")
+        monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+
+
+def views(shape, generator):
+    """Matrices of a shape, laid out in memory in several ways."""
+    n, m = shape
+    yield torch.randn(n, m, generator=generator)
+    yield torch.randn(m, n, generator=generator).T
+    yield torch.randn(2 * n, m + 5, generator=generator)[::2, 3 : m + 3]
+    yield torch.randn(1, m, generator=generator).expand(n, m)
+
+
+@pytest.mark.parametrize("shape", [(250, 304, 304), (301, 250, 301), (1, 4096, 64), (64, 4096, 1), (130, 1, 2100)])
+def test_as_accurate_as_float32_allows(way, shape):
+    n, k, m = shape
+    assert n * k * m >= SMALL
+    generator = torch.Generator().manual_seed(0)
+    for X in views((n, k), generator):
+        for Y in views((k, m), generator):
+            exact = X.double() @ Y.double()
+            scale = X.double().abs() @ Y.double().abs()  # of the terms that are added
+            found = product(X, Y)
+            assert found.shape == (n, m)
+            assert found.dtype == torch.float32
+            # Rounding errors of k terms grow as sqrt(k) at least; 1e-6 is 17 units of rounding.
+            assert ((found - exact).abs() <= 1e-6 * scale).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (3, 0, 4), (3, 5, 0), (3, 5, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_and_empty(way, shape, dtype):
+    n, k, m = shape
+    X, Y = torch.randn(n, k, dtype=dtype), torch.randn(k, m, dtype=dtype)
+    torch.testing.assert_close(product(X, Y), X @ Y, rtol=0, atol=0)
+
+
+def test_float64_keeps_its_digits(way):
+    X, Y = torch.randn(100, 80, dtype=torch.float64), torch.randn(80, 90, dtype=torch.float64)
+    torch.testing.assert_close(product(X, Y), X @ Y, rtol=1e-14, atol=1e-14)
+
+
+def test_not_finite_stays_where_it_is(way):
+    X, Y = torch.randn(100, 80), torch.randn(80, 90)
+    X[3, 2], X[7, 1] = float("nan"), float("inf")
+    assert (product(X, Y).isfinite().all(1) == X.isfinite().all(1)).all()
+
+
+def test_the_same_bits_again(way):
+    X, Y = torch.randn(250, 304), torch.randn(304, 304)
+    assert torch.equal(product(X, Y), product(X.clone(), Y.clone()))
+
+
+def test_a_graph_has_an_ordinary_product(way):
+    """ONNX knows no products of oneDNN."""
+    X, Y = torch.randn(100, 80), torch.randn(80, 90)
+    graph = torch.export.export(Product(), (X, Y)).graph
+    assert any(node.target is torch.ops.aten.matmul.default for node in graph.nodes)
+
+
+class Product(torch.nn.Module):
+    def forward(self, X, Y):
+        return product(X, Y)
+
+
+def test_transposed(way):
+    X = torch.randn(60, 100)
+    assert torch.equal(transposed(X), X.T)
