@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from spherical_loss.heads.base import CHUNK, full_precision, target_rows, weighted_sum
 from spherical_loss.heads.dense import ParameterHead
+from spherical_loss.heads.products import product
 from spherical_loss.heads.split import Split, along, split, without_rounding
 from spherical_loss.statistics import statistics_dtype, widened
 
@@ -81,7 +82,7 @@ class _GramStatistics(torch.autograd.Function):
             gamma = _coefficients(alpha, b)
             columns, products = _products_with_columns(W, b, u)
             C, w, CW = columns[1:], products[0], products[1:]
-            HQ = R @ gram_matrix(W) if form == "gram" else _through_logits(R, W)
+            HQ = product(R, gram_matrix(W)) if form == "gram" else _through_logits(R, W)
             s = (R @ w).to(precise) + C.sum(1, dtype=precise) @ gamma.to(precise)
             q = torch.linalg.vecdot(R, HQ).to(precise) + 2 * (gamma * (CW @ R.T)).sum(0, dtype=precise)
             q += (gamma * ((C.to(precise) @ C.T.to(precise)) @ gamma.to(precise))).sum(0)
@@ -172,7 +173,7 @@ def _through_logits(X: Tensor, W: Tensor) -> Tensor:
     HQ = torch.zeros_like(X)
     for rows in W.split(max(1, CHUNK // max(1, X.shape[0]))):
         chunk = rows.to(X.dtype)
-        HQ.addmm_(X @ chunk.T, chunk)
+        HQ += product(product(X, chunk.T), chunk)
     return HQ
 
 
@@ -190,7 +191,8 @@ def _gradient_of_weights(
     size = _rows_at_once(W) if form == "gram" else max(1, CHUNK // max(1, X.shape[0]))
     for rows, part, into in zip(W.split(size), columns.split(size, 1), grad.split(size), strict=True):
         wide, out = rows.to(X.dtype), into if into.dtype == X.dtype else X.new_empty(into.shape)
-        torch.mm(part.T, aT, out=out).addmm_(*((wide, A) if form == "gram" else (wide @ R.T, scaled)))
+        torch.mm(part.T, aT, out=out)
+        out += product(wide, A) if form == "gram" else product(product(wide, R.T), scaled)
         if out is not into:
             into.copy_(out)
     return grad
