@@ -327,6 +327,11 @@ def weighted_sum(g: Tensor, rows: Tensor) -> Tensor:
     return g * rows.squeeze(1) if g.shape[1] == 1 else torch.einsum("nk,nkd->nd", g, rows)
 
 
+def add_weighted_sum(out: Tensor, g: Tensor, rows: Tensor) -> Tensor:
+    """``out += sum_k g_nk rows_nk``"""
+    return out.addcmul_(g, rows.squeeze(1)) if g.shape[1] == 1 else out.add_(weighted_sum(g, rows))
+
+
 def summed(tensors: list[Tensor]) -> Tensor:
     """Their sum; a single one is not copied."""
     if len(tensors) == 1:

@@ -30,7 +30,7 @@ def product(X: Tensor, Y: Tensor) -> Tensor:
         return X @ Y
     if not Y.is_contiguous() and not Y.T.is_contiguous():
         Y = Y.contiguous()  # for other strides oneDNN has plain loops, which take a thousand times longer
-    return torch.ops.mkldnn._linear_pointwise(X, Y.T, None, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(X, Y.T, None, "none", [], "")
 
 
 def transposed(X: Tensor) -> Tensor:

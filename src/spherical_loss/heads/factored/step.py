@@ -29,7 +29,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spherical_loss.heads.base import selected, target_rows, weighted_sum
+from spherical_loss.heads.base import add_weighted_sum, selected, target_rows
 from spherical_loss.heads.factored import transform
 from spherical_loss.heads.factored.batch import BatchGradients, HeadGradients
 from spherical_loss.heads.factored.nearby import have_parted
@@ -91,8 +91,9 @@ class HeadStep:
         self.R = part(terms.R, mine)
         delta = self.R.sum(0).to(w.dtype)
         self.grad_w = terms.A.times_vector(w).add_(terms.a, alpha=self.head.num_classes).add_(delta)  # grad_W^T 1
-        G = weighted_sum(own(batch.g_c, batch.positions, mine, len(batch.classes)), terms.R_c)
-        self.Z = terms.A.times(gradients.grad_H + gradients.P).add_(G).addr_(batch.g_s, (self.grad_w + delta).to(G.dtype))
+        g_c = own(batch.g_c, batch.positions, mine, len(batch.classes))
+        self.Z = add_weighted_sum(terms.A.times(gradients.grad_H + gradients.P), g_c, terms.R_c)
+        self.Z.addr_(batch.g_s, (self.grad_w + delta).to(self.Z.dtype))
         self.rate, self.decay = 0.0, 1.0
 
     @cached_property
