@@ -27,13 +27,14 @@ from spherical_loss.quadratic import (
     normalizer_of,
     numerator,
     quadratic_needs_float64,
+    transformed,
     vertex,
 )
 from spherical_loss.statistics import Statistics, statistics_dtype, widened
 
 
 def _quadratic_formula(g: Quadratic, s: Tensor, q: Tensor, o_c: Tensor, D: int) -> Tensor:
-    if s.shape == q.shape == o_c.shape and s.dtype == q.dtype == o_c.dtype and in_one_function(o_c):
+    if s.shape == q.shape == o_c.shape and s.dtype == q.dtype == o_c.dtype and not transformed(o_c):
         return StatisticsLikelihoodFunction.apply(s, q, o_c, g, D)
     return torch.log(normalizer_of(g, s, q, D)) - torch.log(numerator(g, o_c))
 

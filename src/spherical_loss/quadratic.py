@@ -64,12 +64,14 @@ def normalizer(g: Quadratic, o: Tensor, dtype: torch.dtype) -> Tensor:
 def in_one_function(o: Tensor) -> bool:
     """Whether :class:`QuadraticLikelihoodFunction` takes these outputs: on the CPU, where looking at a value costs nothing, and
     outside of torch's transforms, which need to see the operations."""
-    return o.is_cpu and not torch.compiler.is_compiling() and not _transformed(o)
+    return o.is_cpu and not transformed(o)
 
 
-def _transformed(o: Tensor) -> bool:
-    """Under ``vmap``, ``torch.func`` or forward-mode differentiation."""
-    return torch._C._are_functorch_transforms_active() or forward_ad.unpack_dual(o).tangent is not None
+def transformed(o: Tensor) -> bool:
+    """Under ``torch.compile``, ``vmap``, ``torch.func`` or forward-mode differentiation."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad.unpack_dual(o).tangent is not None
 
 
 def is_small(o: Tensor, target: Tensor) -> bool:
@@ -123,7 +125,7 @@ class QuadraticLikelihoodFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor) -> tuple[Tensor | None, ...]:
         o, index, t_c, Z, ratio, importance = ctx.saved_tensors
-        if torch.is_grad_enabled() or _transformed(g_loss):
+        if torch.is_grad_enabled() or transformed(g_loss):
             if ctx.overwrite:
                 raise RuntimeError(CANNOT_OVERWRITE)
             x, share = o.reshape(folded(o.shape)), ctx.share if importance is None else ctx.share * importance
@@ -163,7 +165,7 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor) -> tuple[Tensor | None, ...]:
         (o, index), (t, Z, ratio) = ctx.saved_tensors, ctx.values
-        if torch.is_grad_enabled() or _transformed(g_loss):
+        if torch.is_grad_enabled() or transformed(g_loss):
             slope = 2 * ctx.g.a3 * ctx.share * (g_loss.unsqueeze(1) if g_loss.dim() else g_loss).double()
             return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None, None
         grad = t / Z  # but for the target's term, which is Z / g_c times larger
@@ -195,7 +197,7 @@ class StatisticsLikelihoodFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor) -> tuple[Tensor | None, ...]:
         (Z, t, g_c), g = ctx.values, ctx.g
-        if torch.is_grad_enabled() or _transformed(g_loss):  # the same by torch's own operations
+        if torch.is_grad_enabled() or transformed(g_loss):  # the same by torch's own operations
             s, q, o_c = ctx.saved_tensors
             Z, t, g_c = normalizer_of(g, s, q, ctx.D) / g.a3, o_c - vertex(g), numerator(g, o_c) / g.a3
         g_q = g_loss / Z

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spherical_loss.heads.base import Head, chunk_rows, he_std
+from spherical_loss.heads.products import product
 from spherical_loss.statistics import dense_statistics, widened
 
 
@@ -45,7 +46,8 @@ class ParameterHead(Head):
     def logit_chunks(self, H: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
         for start in range(0, self.num_classes, rows):
             chunk = slice(start, start + rows)
-            yield start, F.linear(H, self.weight[chunk], None if self.bias is None else self.bias[chunk])
+            o = product(H, self.weight[chunk].T)
+            yield start, o if self.bias is None else o.add_(self.bias[chunk])
 
     @torch.no_grad()
     def sums(self, H: Tensor) -> tuple[Tensor, Tensor]:

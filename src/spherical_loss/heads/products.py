@@ -24,9 +24,7 @@ def product(X: Tensor, Y: Tensor) -> Tensor:
     >>> torch.allclose(product(X, Y), X @ Y, atol=1e-5)
     True
     """
-    if in_graph() or not X.is_cpu or not X.dtype == Y.dtype == torch.float32 or X.numel() * Y.shape[1] < SMALL:
-        return X @ Y
-    if not onednn_is_faster() or not torch.backends.mkldnn.enabled:
+    if X.dtype != Y.dtype or not _is_for_onednn(X, X.numel() * Y.shape[1]):
         return X @ Y
     if not Y.is_contiguous() and not Y.T.is_contiguous():
         Y = Y.contiguous()  # for other strides oneDNN has plain loops, which take a thousand times longer
@@ -34,8 +32,14 @@ def product(X: Tensor, Y: Tensor) -> Tensor:
 
 
 def transposed(X: Tensor) -> Tensor:
-    """``X.T``, for several products; oneDNN would copy it for each of them."""
-    return X.T.contiguous() if X.is_cpu and X.dtype == torch.float32 and onednn_is_faster() else X.T
+    """``X.T``, for several products with matrices like X; oneDNN would copy it for each of them."""
+    return X.T.contiguous() if _is_for_onednn(X, X.numel() * X.shape[1]) else X.T
+
+
+def _is_for_onednn(X: Tensor, multiplications: int) -> bool:
+    if in_graph() or not X.is_cpu or X.dtype != torch.float32 or multiplications < SMALL:
+        return False
+    return onednn_is_faster() and bool(torch.backends.mkldnn.enabled)
 
 
 @cache

@@ -222,7 +222,7 @@ class FactoredHead(GradientKeeper):
             with full_precision(X.device):
                 V = self.V[here]
                 VU = V if transforms is None else self.U.bring_forward_(V.clone(), self.row_frames[here], transforms)
-                o = torch.addmm(offset, X, VU.T)
+                o = product(X, VU.T).add_(offset)
             yield first + start, o.to(self.dtype)
 
     @torch.no_grad()
