@@ -13,13 +13,13 @@ from benchmarks.timing import RESULTS
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure the losses and heads against what people use instead; all parts take about half an hour.",
+        description="Measure the losses and heads against what people use instead; all parts take about a quarter of an hour.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"what to measure (default: all): {', '.join(PARTS)}")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="the main ratios in some minutes: fewer sizes, peers and repetitions, nothing stored",
+        help="the main ratios in two to three minutes: fewer sizes, peers and repetitions, nothing stored",
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of bench.json and of the pictures")
     options = parser.parse_args(arguments)

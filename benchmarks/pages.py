@@ -99,8 +99,8 @@ def refactoring(measured: dict[str, Any]) -> str:
     return (
         f"At N={ours['N']}, d={ours['d']}, D={ours['D']:,} refactoring took {readable(found['duration'])}, and {when} "
         f"{found['steps']:,} steps that repeat 16 batches at a rate of {found['lr']:,g}: {found['share']:.1%} of the time. "
-        f"A step of the benchmark reaches {ours['of_matmul']:.0%} of the speed of a large matrix product, because its matrices "
-        "are small."
+        f"A step of the benchmark reaches {ours['of_matmul']:.0%} of the speed of a large matrix product of torch, because its "
+        "matrices are small."
     )
 
 
@@ -124,7 +124,7 @@ def side_by_side(rows: list[Row]) -> str:
         header = ["a training step", "", "median", "quartiles", "of ours", "quartiles", "memory beyond the weights"]
         parts.append(
             markdown(Table(title, header, cells))
-            + f"\n\nFactoredHead: its matrix products at the speed of a large one would take "
+            + f"\n\nFactoredHead: its matrix products at the speed of a large one of torch would take "
             f"{ours['of_matmul']:.0%} of its time, its memory traffic at the speed of a large copy {ours['of_copy']:.0%}."
         )
     return "\n\n".join(parts)

@@ -136,7 +136,10 @@ def run(quick: bool = False) -> list[Row]:
         title = f"A training step, {size}: N={N:,}, d={d}, D={D:,}"
         header = ["", "", "median", "quartiles", "of ours", "quartiles", "memory beyond the weights"]
         show(Table(title, header, [cells(row) for row in found]))
-        print(f"  ours: {found[0]['of_matmul']:.0%} of the time would be matrix products at the speed of a large one, ", end="")
+        print(
+            f"  ours: {found[0]['of_matmul']:.0%} of the time would be matrix products at the speed of a large one of torch, ",
+            end="",
+        )
         print(f"{found[0]['of_copy']:.0%} memory traffic at the speed of a copy")
     return rows
 
