@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spherical_loss.heads import products
-from spherical_loss.heads.products import SMALL, product, transposed
+from spherical_loss.heads.products import SMALL, linear, product, transposed
 
 
 @pytest.fixture(params=["of this machine", "onednn"])
@@ -73,6 +73,41 @@ def test_a_graph_has_an_ordinary_product(way):
 class Product(torch.nn.Module):
     def forward(self, X, Y):
         return product(X, Y)
+
+
+@pytest.mark.parametrize("shape", [(60, 80), (4, 15, 80), (80,)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_is_that_of_torch(way, shape, bias):
+    H, W = torch.randn(*shape, requires_grad=True), torch.randn(5_000, 80, requires_grad=True)
+    b = torch.randn(5_000, requires_grad=True) if bias else None
+    inputs = (H, W, b) if b is not None else (H, W)
+    g = torch.randn(*shape[:-1], 5_000)
+
+    def with_gradients(inputs, g):
+        o = torch.nn.functional.linear(*inputs)
+        return o, *torch.autograd.grad(o, inputs, g)
+
+    exact = with_gradients([x.detach().double().requires_grad_() for x in inputs], g.double())
+    sizes = with_gradients([x.detach().double().abs().requires_grad_() for x in inputs], g.double().abs())  # of what is added
+    o = linear(H, W, b)
+    for ours, theirs, size in zip((o, *torch.autograd.grad(o, inputs, g)), exact, sizes, strict=True):
+        assert ((ours - theirs).abs() <= 1e-6 * size).all()
+
+
+def test_linear_has_second_derivatives(way):
+    H, W = torch.randn(60, 80, requires_grad=True), torch.randn(90, 80, requires_grad=True)
+    (grad,) = torch.autograd.grad(linear(H, W, None).square().sum(), H, create_graph=True)
+    (found,) = torch.autograd.grad(grad.sum(), W)
+    H64, W64 = H.detach().double().requires_grad_(), W.detach().double().requires_grad_()
+    (grad,) = torch.autograd.grad((H64 @ W64.T).square().sum(), H64, create_graph=True)
+    torch.testing.assert_close(found.double(), torch.autograd.grad(grad.sum(), W64)[0], rtol=1e-5, atol=1e-3)
+
+
+def test_linear_under_transforms_and_autocast(way):
+    H, W = torch.randn(3, 60, 80), torch.randn(90, 80)
+    torch.testing.assert_close(torch.vmap(lambda h: linear(h, W, None))(H), H @ W.T, rtol=1e-5, atol=1e-4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(H, W, None).dtype == torch.bfloat16
 
 
 def test_transposed(way):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spherical_loss.heads.base import Head, chunk_rows, he_std
-from spherical_loss.heads.products import product
+from spherical_loss.heads.products import linear, product
 from spherical_loss.statistics import dense_statistics, widened
 
 
@@ -26,7 +25,7 @@ class ParameterHead(Head):
             nn.init.normal_(self.weight, std=he_std(in_features))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias)
+        return linear(hidden, self.weight, self.bias)
 
     @torch.no_grad()
     def set_weight(self, weight: Tensor) -> None:

@@ -8,11 +8,14 @@ product of 2,048 x 2,048 reaches 230 GFLOP/s with it and 500 with oneDNN, which 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from spherical_loss.heads.base import in_graph
+from spherical_loss.quadratic import transformed
 
 SMALL = 2**18  # multiplications, below which the call takes longer than the product
 
@@ -29,6 +32,38 @@ def product(X: Tensor, Y: Tensor) -> Tensor:
     if not Y.is_contiguous() and not Y.T.is_contiguous():
         Y = Y.contiguous()  # for other strides oneDNN has plain loops, which take a thousand times longer
     return torch.ops.mkldnn._linear_pointwise.default(X, Y.T, None, "none", [], "")
+
+
+def linear(H: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    """``torch.nn.functional.linear``, with the products of forward and backward pass by :func:`product`.
+
+    >>> H, W = torch.randn(100, 64), torch.randn(50, 64)
+    >>> torch.allclose(linear(H, W, None), H @ W.T, atol=1e-5)
+    True
+    """
+    alike = H.dtype == W.dtype and (b is None or b.dtype == W.dtype) and not torch.is_autocast_enabled("cpu")
+    if not alike or not _is_for_onednn(H, H.numel() * W.shape[0]) or transformed(H):
+        return F.linear(H, W, b)
+    o = _Linear.apply(H.reshape(-1, H.shape[-1]), W).reshape(*H.shape[:-1], W.shape[0])
+    return o if b is None else o + b
+
+
+class _Linear(torch.autograd.Function):
+    """``H W^T``"""
+
+    @staticmethod
+    def forward(ctx: Any, H: Tensor, W: Tensor) -> Tensor:
+        ctx.save_for_backward(H, W)
+        return product(H, W.T)
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        H, W = ctx.saved_tensors
+        times = torch.matmul if torch.is_grad_enabled() else product  # the one has a gradient itself
+        return (
+            times(grad_o, W) if ctx.needs_input_grad[0] else None,
+            times(grad_o.T, H) if ctx.needs_input_grad[1] else None,
+        )
 
 
 def transposed(X: Tensor) -> Tensor:
