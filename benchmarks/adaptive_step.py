@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks import peers
 from benchmarks.side_by_side import QUICK_SECONDS, SECONDS, against
 from benchmarks.steps import WORD_MODEL, Row, Step, batches
-from benchmarks.timing import interleaved, ratio_cells, readable
+from benchmarks.timing import in_fresh_process, interleaved, ratio_cells, readable
 from spherical_loss import AdaptiveSphericalSoftmax, FactoredHead, FactoredSGD, TaylorSoftmaxLoss
 from spherical_loss.experiments.models.softmax_heads import AdaptiveSoftmax
 from spherical_loss.experiments.table import Table, show
@@ -57,16 +57,19 @@ def started(d: int, D: int) -> AdaptiveSphericalSoftmax:
 
 
 def steps(N: int, d: int, D: int, seconds: float) -> list[Row]:
-    """The layer beside each of its peers, in turns."""
-    ours = AdaptiveStep(N, d, D)
+    """The layer beside each of its peers, in turns, in a process of its own."""
+    same = {"N": N, "d": d, "D": D}
+    return [
+        {"part": "step", "name": name, "kind": kind, **same, **in_fresh_process(beside, name, N, d, D, seconds)}
+        for name, (kind, _) in PEERS.items()
+    ]
+
+
+def beside(name: str, N: int, d: int, D: int, seconds: float) -> Row:
+    ours, (_, make) = AdaptiveStep(N, d, D), PEERS[name]
     for _ in range(3):
         ours()
-    rows = []
-    for name, (kind, make) in PEERS.items():
-        found = against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
-        rows.append({"part": "step", "name": name, "kind": kind, "N": N, "d": d, "D": D, **found})
-        gc.collect()
-    return rows
+    return against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
 
 
 def growth(N: int, d: int, classes: tuple[int, ...], repeats: int) -> list[Row]:

@@ -1,12 +1,11 @@
 """Whole training steps of large output layers, ours and what people use instead, at three sizes: time and peak memory.
 
 Every contender does a forward pass, a backward pass and an SGD step from hidden vectors that need a gradient. Each peer takes
-turns with ours, and one peer is in memory at a time.
+turns with ours, in a process of its own: page faults depend on what a process has freed before.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from benchmarks.timing import (
     Spread,
     Work,
     copy_rate,
+    in_fresh_process,
     interleaved,
     matmul_rate,
     peak_memory,
@@ -72,21 +72,31 @@ def available() -> int:
 
 
 def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS, names: Collection[str] = CONTENDERS) -> list[Row]:
-    ours = FactoredStep(N, d, D)
-    for _ in range(3):
-        ours()
+    """Each peer in turns with ours, in a process of its own."""
     same = {"size": size, "N": N, "d": d, "D": D}
     rows: list[Row] = []
     for name in names:
-        kind, make = CONTENDERS[name]
-        row = {**same, "name": name, "kind": kind, "seconds": None, "ratio": None, "memory": None}
+        row = {**same, "name": name, "kind": CONTENDERS[name][0], "seconds": None, "ratio": None, "memory": None}
         if (need := needed(name, N, d, D)) > available():
             row["memory"] = need - 4 * d * D
         elif not name.startswith("F.linear_cross") or hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
-            row |= against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
-            gc.collect()
+            row |= in_fresh_process(beside, name, N, d, D, seconds)
         rows.append(row)
-    return [{**same, "name": "FactoredHead + Taylor softmax", "kind": "exact", **limits(ours, N, d, rows)}, *rows]
+    own = in_fresh_process(limits, N, d, D, rows)
+    return [{**same, "name": "FactoredHead + Taylor softmax", "kind": "exact", **own}, *rows]
+
+
+def beside(name: str, N: int, d: int, D: int, seconds: float) -> Row:
+    torch.manual_seed(0)
+    ours, (_, make) = started(N, d, D), CONTENDERS[name]
+    return against(ours, make(d, D), batches(N, d, D, seed=1, count=4), seconds)
+
+
+def started(N: int, d: int, D: int) -> FactoredStep:
+    step = FactoredStep(N, d, D)
+    for _ in range(3):
+        step()
+    return step
 
 
 def against(ours: Work, step: Step, data: Iterator[tuple[Tensor, Tensor]], seconds: float) -> Row:
@@ -107,7 +117,7 @@ def against(ours: Work, step: Step, data: Iterator[tuple[Tensor, Tensor]], secon
     }
 
 
-def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
+def limits(N: int, d: int, D: int, rows: list[Row]) -> Row:
     """Our own row: the median over all turns, and how far it is from the limits of the machine."""
     spread = sorted((row["ours"] for row in rows if row["seconds"] is not None), key=lambda t: t.median)
     time = spread[len(spread) // 2]
@@ -115,7 +125,7 @@ def limits(ours: FactoredStep, N: int, d: int, rows: list[Row]) -> Row:
     return {
         "seconds": time,
         "ratio": Spread(1.0, 1.0, 1.0),
-        "memory": peak_memory(ours, warm=True),
+        "memory": peak_memory(started(N, d, D), warm=True),
         "of_matmul": flops / matmul_rate() / time.median,
         "of_copy": moved / copy_rate() / time.median,
     }
@@ -130,7 +140,6 @@ def run(quick: bool = False) -> list[Row]:
     """The word model beside the three peers that people would use, if ``quick``."""
     rows = []
     for size, (N, d, D) in list(SIZES.items())[: 1 if quick else None]:
-        torch.manual_seed(0)
         found = compared(size, N, d, D, QUICK_SECONDS, FEW) if quick else compared(size, N, d, D)
         rows += found
         title = f"A training step, {size}: N={N:,}, d={d}, D={D:,}"
