@@ -109,5 +109,5 @@ def compare(N: int, D: int, repeats: int, peer_repeats: int, in_a_row: int) -> l
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Each size in a process of its own; without the other peers' round if ``quick``."""
-    sizes = [(N, D, max(5, repeats // 3), 0, in_a_row) for N, D, repeats, _, in_a_row in SIZES] if quick else SIZES
+    sizes = [(N, D, max(3, repeats // 3), 0, in_a_row) for N, D, repeats, _, in_a_row in SIZES] if quick else SIZES
     return [row for size in sizes for row in in_fresh_process(compare, *size)]
