@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from spherical_loss.heads import products
 from spherical_loss.heads.products import SMALL, linear, product, transposed
@@ -103,11 +104,25 @@ def test_linear_has_second_derivatives(way):
     torch.testing.assert_close(found.double(), torch.autograd.grad(grad.sum(), W64)[0], rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch itself, for forward mode
 def test_linear_under_transforms_and_autocast(way):
     H, W = torch.randn(3, 60, 80), torch.randn(90, 80)
     torch.testing.assert_close(torch.vmap(lambda h: linear(h, W, None))(H), H @ W.T, rtol=1e-5, atol=1e-4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert linear(H, W, None).dtype == torch.bfloat16
+    with forward_ad.dual_level():
+        tangent = torch.randn(90, 80)
+        found = forward_ad.unpack_dual(linear(H, forward_ad.make_dual(W, tangent), None)).tangent
+    torch.testing.assert_close(found, H @ tangent.T, rtol=1e-5, atol=1e-4)
+
+
+def test_tensors_of_other_kinds_have_their_own_products(way):
+    class Marked(torch.Tensor):
+        pass
+
+    X, Y = torch.randn(100, 80).as_subclass(Marked), torch.randn(80, 90)
+    assert isinstance(product(X, Y), Marked)
+    assert isinstance(linear(X, Y.T, None), Marked)
 
 
 def test_transposed(way):

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from spherical_loss.heads.base import in_graph
 from spherical_loss.quadratic import transformed
 
+PLAIN = (Tensor, nn.Parameter)  # other kinds of tensors do not know the products of oneDNN
 SMALL = 2**18  # multiplications, below which the call takes longer than the product
 
 
@@ -27,7 +28,7 @@ def product(X: Tensor, Y: Tensor) -> Tensor:
     >>> torch.allclose(product(X, Y), X @ Y, atol=1e-5)
     True
     """
-    if X.dtype != Y.dtype or not _is_for_onednn(X, X.numel() * Y.shape[1]):
+    if not _is_for_onednn(X, Y, multiplications=X.numel() * Y.shape[1]):
         return X @ Y
     if not Y.is_contiguous() and not Y.T.is_contiguous():
         Y = Y.contiguous()  # for other strides oneDNN has plain loops, which take a thousand times longer
@@ -41,8 +42,8 @@ def linear(H: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
     >>> torch.allclose(linear(H, W, None), H @ W.T, atol=1e-5)
     True
     """
-    alike = H.dtype == W.dtype and (b is None or b.dtype == W.dtype) and not torch.is_autocast_enabled("cpu")
-    if not alike or not _is_for_onednn(H, H.numel() * W.shape[0]) or transformed(H):
+    suits = _is_for_onednn(H, W, W if b is None else b, multiplications=H.numel() * W.shape[0])
+    if not suits or torch.is_autocast_enabled("cpu") or transformed(H) or transformed(W):
         return F.linear(H, W, b)
     o = _Linear.apply(H.reshape(-1, H.shape[-1]), W).reshape(*H.shape[:-1], W.shape[0])
     return o if b is None else o + b
@@ -68,13 +69,13 @@ class _Linear(torch.autograd.Function):
 
 def transposed(X: Tensor) -> Tensor:
     """``X.T``, for several products with matrices like X; oneDNN would copy it for each of them."""
-    return X.T.contiguous() if _is_for_onednn(X, X.numel() * X.shape[1]) else X.T
+    return X.T.contiguous() if _is_for_onednn(X, multiplications=X.numel() * X.shape[1]) else X.T
 
 
-def _is_for_onednn(X: Tensor, multiplications: int) -> bool:
-    if in_graph() or not X.is_cpu or X.dtype != torch.float32 or multiplications < SMALL:
+def _is_for_onednn(*tensors: Tensor, multiplications: int) -> bool:
+    if multiplications < SMALL or in_graph() or not onednn_is_faster() or not torch.backends.mkldnn.enabled:
         return False
-    return onednn_is_faster() and bool(torch.backends.mkldnn.enabled)
+    return all(x.is_cpu and x.dtype == torch.float32 and type(x) in PLAIN for x in tensors)
 
 
 @cache
