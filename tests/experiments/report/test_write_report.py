@@ -307,8 +307,12 @@ def test_gaps_have_the_interval_of_the_ratio() -> None:
 
 
 def test_tiers() -> None:
-    values = {"softmax": ("dense", 100.0), "taylor": ("factored", 150.0)}
-    lines = [text_line(loss, seed, p + seed, head=head) for loss, (head, p) in values.items() for seed in (0, 1, 2)]
+    values = {"softmax": ("dense", 100.0, 6), "taylor": ("factored", 150.0, 20)}  # and the epochs that suit the loss
+    lines = [
+        text_line(loss, seed, p + seed, head=head, epochs=epochs)
+        for loss, (head, p, epochs) in values.items()
+        for seed in (0, 1, 2)
+    ]
     runs = runs_of(*lines, *(text_line("taylor", seed, 120.0 + 2 * seed, head="tiered") for seed in (0, 1, 2)))
     (group,) = questions.tier_groups(runs)
     ((*_, softmax, single, tiers, closed),) = questions.tier_table("Title", group).rows
@@ -320,6 +324,7 @@ def test_tiers() -> None:
     section = report.tiers_section(runs)
     assert section is not None
     assert "58%" in section.body
+    assert "at most 6 epochs of the training text or at most 20 epochs of the training text" in section.body
     assert report.tiers_section(runs_of(*lines)) is None
     row = claim(report.claim_rows(runs, {}), "Softmax beats Taylor in perplexity on Penn Treebank")
     assert row[3] == "50"  # the paper's claim is about one rate

@@ -252,7 +252,8 @@ def tiers_section(runs: Sequence[StoredRun]) -> Section | None:
         )
     ]
     for group in groups:
-        title = f"{group.runs[0].task}, {questions.trained_on(group.runs[0])}"
+        texts = " or ".join(dict.fromkeys(questions.trained_on(run) for run in group.runs))
+        title = f"{group.runs[0].task}, {texts}"
         body += [
             html(questions.tier_table(title, group)),
             html(questions.tier_tests(title, group)),

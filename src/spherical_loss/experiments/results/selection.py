@@ -17,6 +17,8 @@ from spherical_loss.experiments.training.tasks import TASKS
 
 OF_THE_LOSS = {"lr", "eps", "a", "b", "xi", "embedding_std", "embedding_rate", "output_rate", "head"}
 """The settings that each loss may have its own value of."""
+OF_THE_LANGUAGE_MODEL = {"layers", "width", "normalize", "epochs"}
+"""The same, where each loss has the language model that suits it best."""
 INCIDENTAL = {"device", "threads"}
 COMPARED = {
     "epochs": "at most {} epochs",
@@ -68,9 +70,9 @@ class Group:
 
 
 def conditions(run: StoredRun) -> dict[str, Any]:
-    """The settings that the runs of a comparison share. Language models have the architecture that suits the loss best, so
-    architectures may differ."""
-    own = OF_THE_LOSS | INCIDENTAL | ({"layers", "width", "normalize"} if "vocabulary" in run.settings else set())
+    """The settings that the runs of a comparison share. Language models have the architecture and the number of epochs that
+    suit the loss best, so these may differ."""
+    own = OF_THE_LOSS | INCIDENTAL | (OF_THE_LANGUAGE_MODEL if "vocabulary" in run.settings else set())
     return {"task": run.task, **{key: value for key, value in run.settings.items() if key not in own}}
 
 
