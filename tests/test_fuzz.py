@@ -50,8 +50,8 @@ def test_a_wrong_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "FEW_CLASSES", 0)
     subtract = Accumulator.subtract_
 
-    def wrong(self: Accumulator, left: torch.Tensor, right: torch.Tensor, alpha: float = 1.0, scale: float = 1.0) -> None:
-        subtract(self, left, right, 1.05 * alpha, scale)
+    def wrong(self: Accumulator, half: torch.Tensor, alpha: float = 1.0, scale: float = 1.0) -> None:
+        subtract(self, half, 1.05 * alpha, scale)
 
     monkeypatch.setattr(Accumulator, "subtract_", wrong)
     with pytest.raises(AssertionError, match="off after"):
