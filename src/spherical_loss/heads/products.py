@@ -73,6 +73,7 @@ def transposed(X: Tensor) -> Tensor:
 
 
 def _is_for_onednn(*tensors: Tensor, multiplications: int) -> bool:
+    # The graph first: a size that is compared becomes a condition of it.
     if in_graph() or multiplications < SMALL or not onednn_is_faster() or not torch.backends.mkldnn.enabled:
         return False
     return all(x.is_cpu and x.dtype == torch.float32 and type(x) in PLAIN for x in tensors)
