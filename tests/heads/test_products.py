@@ -8,7 +8,7 @@ from spherical_loss.heads.products import SMALL, linear, product, transposed
 
 @pytest.fixture(params=["of this machine", "onednn"])
 def way(request, monkeypatch):
-    """Both ways, wherever torch has both."""
+    """Both ways, wherever torch has both: some builds, for other processors, have no oneDNN to call."""
     if request.param == "onednn":
         if not torch.backends.mkldnn.is_available():
             pytest.skip("this torch was built without oneDNN")
