@@ -143,7 +143,8 @@ class _DenseStatistics(torch.autograd.Function):
             return _DenseGradient.apply(o, target, g_s, g_q, g_c), None, None, None
         if torch.is_grad_enabled():
             raise RuntimeError(CANNOT_OVERWRITE)
-        return _dense_gradient(o, target, g_s, g_q, g_c, out=o.detach()), None, None, None
+        o = o.detach()
+        return _dense_gradient(o, target, g_s, g_q, g_c, out=o), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,15 +225,15 @@ def _dense_gradient(o: Tensor, target: Tensor, g_s: Tensor, g_q: Tensor, g_c: Te
 
 
 def affine(o: Tensor, slope: Tensor, offset: Tensor, out: Tensor | None = None) -> Tensor:
-    """``slope o + offset`` of outputs ``(N, D, M)`` and numbers ``(N, 1, M)``, in ``out`` or new memory."""
+    """``slope o + offset`` of outputs ``(N, D, M)`` and numbers ``(N, 1, M)``, in new memory or in ``out``, which may be ``o``."""
     on_cpu = o.device.type == "cpu"
     dtype = slope.dtype if on_cpu and _underflows(slope, widened(o.dtype)) else widened(o.dtype)
     slope, offset = slope.to(dtype), offset.to(dtype)
-    if out is None and o.dtype == dtype and fits_a_block(o):
-        return torch.mul(o, slope).add_(offset)
-    if out is None and o.dtype == dtype and on_cpu and o.shape[2] == 1 and o.is_contiguous():
-        return _affine_rows(o, slope, offset)
+    if o.dtype == dtype and fits_a_block(o):
+        return torch.mul(o, slope, out=out).add_(offset)
     out = torch.empty_like(o) if out is None else out
+    if out is not o and o.dtype == dtype and on_cpu and o.shape[2] == 1 and o.is_contiguous():
+        return _affine_rows(o, slope, offset, out)
     buffer = scratch(o, dtype) if o.dtype != dtype else None
     for block, into, k, b in blocks(o, out, slope, offset):
         wide = into if buffer is None else buffer[: block.numel()].view(block.shape)
@@ -242,14 +243,19 @@ def affine(o: Tensor, slope: Tensor, offset: Tensor, out: Tensor | None = None) 
     return out
 
 
-def _affine_rows(o: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+def _affine_rows(o: Tensor, slope: Tensor, offset: Tensor, out: Tensor) -> Tensor:
     """``slope o + offset`` with a slope and an offset per row, in one pass over memory: torch has this as the batch
     normalization of rows as channels, with mean 0 and variance 1."""
     N, D, _ = o.shape
     slope, offset = slope.view(N), offset.view(N)
     mean, variance = torch.zeros_like(slope), torch.ones_like(slope)
-    rows = torch.batch_norm(o.view(1, N, D), slope, offset, mean, variance, False, 0.0, 0.0, False)
-    return rows.view(N, D, 1)
+    unused = o.new_empty(0), o.new_empty(0)  # for the mean and variance of training
+    normalize = torch.ops.aten.native_batch_norm.out
+    normalize(
+        o.view(1, N, D), slope, offset, mean, variance, False, 0.0, 0.0,
+        out=out.view(1, N, D), save_mean=unused[0], save_invstd=unused[1],
+    )  # fmt: skip
+    return out
 
 
 def _underflows(slope: Tensor, dtype: torch.dtype) -> bool:

@@ -48,6 +48,18 @@ def test_all_ignored(overwrite):
     assert torch.equal(o.grad, torch.zeros_like(o))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_backward_passes_share_no_memory(shape):
+    """The memory of the first gradient is reserved by the forward pass: a second gradient must have its own."""
+    o, target = data(*shape, dtype=torch.float32)
+    loss = sl.TaylorSoftmaxLoss()(o.requires_grad_(), target)
+    (first,) = torch.autograd.grad(loss, o, retain_graph=True)
+    kept = first.clone()
+    (second,) = torch.autograd.grad(2 * loss, o)
+    assert torch.equal(first, kept)
+    torch.testing.assert_close(second, 2 * kept)
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("g", [Quadratic(1.0, 1.0, 0.5), Quadratic(0.3, 0.0, 1.0), Quadratic(1.5, -1.0, 0.7)], ids=str)
 def test_derivatives_of_the_function(g, reduction):
