@@ -6,21 +6,45 @@ operations, as a reader of the paper would write it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.timing import Work, in_fresh_process, interleaved, peak_memory, ratio_cells, time_cells
+from benchmarks.timing import Times, Work, in_fresh_process, interleaved, peak_memory, pooled, ratio_cells, time_cells
 from spherical_loss import TaylorSoftmaxLoss
 from spherical_loss.experiments.table import Table, show
 
 REFERENCE = "F.cross_entropy"
-# N, D, rounds, those of the other peers, and calls in a row in a round. At the largest size a loss of entmax takes 15 seconds.
-# At the others several calls make a turn, as in torch.utils.benchmark and in a training, and one more leads them that is not
-# timed: it finds the memory given back to the system by the contender before, and pays for its page faults.
-SIZES = [(4096, 50_000, 7, 2, 1), (250, 10_000, 20, 6, 10), (2048, 1_000, 20, 6, 10), (200, 10, 40, 20, 100)]
+OURS = ("TaylorSoftmaxLoss", "TaylorSoftmaxLoss(overwrite_logits=True)")
+
+
+class Size(NamedTuple):
+    """How a size is measured: how many calls make a turn, in how many processes and rounds, and the same for the peers.
+
+    Several calls make a turn, as in torch.utils.benchmark and in a training. One more leads them that is not timed: it finds
+    the memory given back to the system by the contender before, and pays for its page faults. Whether the calls after it pay,
+    too, depends on the heap of the process: at 250 x 10,000 F.cross_entropy takes 1.0 ms in some and 3.0 in others. So only
+    several processes tell what is usual.
+    """
+
+    N: int
+    D: int
+    calls: int
+    processes: int
+    rounds: int
+    peer_processes: int
+    peer_rounds: int
+
+
+SIZES = [  # at the largest one a loss of entmax takes 10 to 25 seconds
+    Size(4096, 50_000, 3, 3, 2, 1, 2),
+    Size(250, 10_000, 10, 12, 2, 3, 2),
+    Size(2048, 1_000, 10, 12, 2, 3, 2),
+    Size(200, 10, 100, 4, 10, 2, 10),
+]
 TARGETS = {(4096, 50_000): (2.5, 5.0), (250, 10_000): (2.0, None), (2048, 1_000): (1.2, None), (200, 10): (1 / 1.5, None)}
 
 
@@ -56,58 +80,67 @@ def mean_of(loss: Any, o: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return loss(o, target).mean()
 
 
-def contenders(N: int, D: int) -> tuple[list[dict[str, Work]], torch.Tensor]:
-    """Two rounds, each with F.cross_entropy as its reference: one for ours, and one for the other peers, some of which need ten
-    times the memory of the logits and would disturb the caches and pages of ours."""
+def contenders(N: int, D: int, peers: bool) -> tuple[dict[str, Work], int]:
+    """F.cross_entropy, the reference, and either ours or the other peers, some of which need ten times the memory of the logits
+    and would disturb the caches and pages of ours; and the bytes of the logits."""
     torch.manual_seed(0)
     o = torch.randn(N, D, requires_grad=True)
-    target, copy, logits = torch.randint(D, (N,)), torch.empty(N, D), o.detach()
-    taylor, overwriting = TaylorSoftmaxLoss(), TaylorSoftmaxLoss(overwrite_logits=True)
+    target = torch.randint(D, (N,))
 
     def forward_backward(loss: Any, o: torch.Tensor) -> None:
         loss(o, target).backward()
         o.grad = None  # freed here, so that the gradient counts as memory of this run
 
-    spare = torch.randn(N, D, requires_grad=True)  # overwritten
-    reference: dict[str, Work] = {REFERENCE: lambda: forward_backward(F.cross_entropy, o)}
-    ours: dict[str, Work] = {
-        "F.cross_entropy(1.5*o)": lambda: forward_backward(lambda o, target: F.cross_entropy(1.5 * o, target), o),
-        "TaylorSoftmaxLoss": lambda: forward_backward(taylor, o),
-        "TaylorSoftmaxLoss(overwrite_logits=True)": lambda: forward_backward(overwriting, spare),
-        "memory copy": lambda: copy.copy_(logits),
-    }
-    compiled = compiled_cross_entropy()
-    losses = {"F.cross_entropy, compiled": compiled} if compiled else {}
-    losses |= {"naive Taylor softmax": naive_taylor_softmax, **entmax_losses()}
-    others: dict[str, Work] = {name: partial(forward_backward, loss, o) for name, loss in losses.items()}
-    return [reference | ours, reference | others], logits
+    work: dict[str, Work] = {REFERENCE: lambda: forward_backward(F.cross_entropy, o)}
+    if peers:
+        compiled = compiled_cross_entropy()
+        losses = {"F.cross_entropy, compiled": compiled} if compiled else {}
+        losses |= {"naive Taylor softmax": naive_taylor_softmax, **entmax_losses()}
+        work |= {name: partial(forward_backward, loss, o) for name, loss in losses.items()}
+    else:
+        spare, copy, logits = torch.randn(N, D, requires_grad=True), torch.empty(N, D), o.detach()  # the first is overwritten
+        plain, overwriting = (partial(forward_backward, TaylorSoftmaxLoss(overwrite_logits=yes)) for yes in (False, True))
+        work["F.cross_entropy(1.5*o)"] = lambda: forward_backward(lambda o, target: F.cross_entropy(1.5 * o, target), o)
+        work |= {OURS[0]: lambda: plain(o), OURS[1]: lambda: overwriting(spare)}
+        work["memory copy"] = lambda: copy.copy_(logits)
+    return work, 4 * N * D
 
 
-def compare(N: int, D: int, repeats: int, peer_repeats: int, in_a_row: int) -> list[dict[str, Any]]:
-    rounds, logits = contenders(N, D)
+def measured(size: Size, peers: bool, rounds: int, names: Sequence[str] | None) -> tuple[dict[str, Times], dict[str, float]]:
+    """Times of the contenders, or of those ``names``, in this process, and their memory as a share of the logits."""
+    work, logits = contenders(size.N, size.D, peers)
+    work = {name: run for name, run in work.items() if names is None or name in names}
+    large = logits > 2**24  # smaller amounts cannot be measured
+    turns = {name: 1 if large and name.startswith("entmax") else size.calls for name in work}
+    times = interleaved(work, rounds, warmup=int(not large), turns=turns, leads=1)
+    return times, {name: peak_memory(run, warm=True) / logits for name, run in work.items()} if large else {}
+
+
+def compare(size: Size, quick: bool = False) -> list[dict[str, Any]]:
+    """The rows of a size: ours, and the other peers unless ``quick``, each in rounds with F.cross_entropy."""
+    names = (REFERENCE, *OURS) if quick else None
+    groups = [(False, max(1, size.processes // 2) if quick else size.processes, size.rounds)]
+    groups += [] if quick else [(True, size.peer_processes, size.peer_rounds)]
     rows: list[dict[str, Any]] = []
     table: list[list[str]] = []
-    for work, count in zip(rounds, (repeats, peer_repeats), strict=True):
-        if count == 0:
-            continue
-        times = interleaved(work, count, turns=dict.fromkeys(work, in_a_row), leads=int(in_a_row > 1))
+    for peers, processes, rounds in groups:
+        found = [in_fresh_process(measured, size, peers, rounds, names) for _ in range(processes)]
+        memory, times = found[0][1], {name: pooled([times[name] for times, _ in found]) for name in found[0][0]}
         for name in times:
             if name == REFERENCE and rows:
                 continue
             t, speed = times[name].spread, times[REFERENCE].over(times[name])
-            large = logits.nbytes > 2**24  # smaller amounts cannot be measured
-            memory = peak_memory(work[name], warm=True) / logits.nbytes if large else None
-            rows.append({"N": N, "D": D, "name": name, "seconds": t, "speed": speed, "memory": memory})
-            share = "" if memory is None else f"{memory:.2f}"
+            row = {"N": size.N, "D": size.D, "name": name, "seconds": t, "speed": speed, "memory": memory.get(name)}
+            rows.append(row)
+            share = "" if row["memory"] is None else f"{row['memory']:.2f}"
             table.append([name, *time_cells(t), *ratio_cells(speed), share])
-    goal, goal_overwriting = TARGETS[N, D]
+    goal, goal_overwriting = TARGETS[size.N, size.D]
     goals = f"to reach: {goal:.2f}x" + (f", overwriting {goal_overwriting:.1f}x" if goal_overwriting else "")
     header = ["", "median", "quartiles", "speed", "quartiles", "memory beyond the logits, of theirs"]
-    show(Table(f"Losses at N={N:,}, D={D:,}, forward + backward ({goals})", header, table))
+    show(Table(f"Losses at N={size.N:,}, D={size.D:,}, forward + backward ({goals})", header, table))
     return rows
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Each size in a process of its own; without the other peers' round if ``quick``."""
-    sizes = [(N, D, max(3, repeats // 3), 0, in_a_row) for N, D, repeats, _, in_a_row in SIZES] if quick else SIZES
-    return [row for size in sizes for row in in_fresh_process(compare, *size)]
+    """All sizes; in half as many processes, and without the other peers, if ``quick``."""
+    return [row for size in SIZES for row in compare(size, quick)]

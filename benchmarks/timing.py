@@ -49,6 +49,13 @@ class Times:
         return spread([statistics.fmean(ours) / statistics.fmean(theirs) for ours, theirs in pairs])
 
 
+def pooled(times: Sequence[Times]) -> Times:
+    """The rounds of one contender in several processes, together."""
+    together = Times()
+    together.rounds = [turns for one in times for turns in one.rounds]
+    return together
+
+
 def interleaved(
     work: dict[str, Work], repeats: int, warmup: int = 1, turns: dict[str, int] | None = None, leads: int = 0
 ) -> dict[str, Times]:
