@@ -9,7 +9,7 @@ from pathlib import Path
 from spherical_loss.experiments.errors import UserError
 from spherical_loss.experiments.files.atomic import write_atomically
 from spherical_loss.experiments.files.marks import replace_marked
-from spherical_loss.experiments.report import page, questions
+from spherical_loss.experiments.report import activations, page, questions
 from spherical_loss.experiments.report.claims import claim_rows, verdict_counts
 from spherical_loss.experiments.report.overview import overview
 from spherical_loss.experiments.report.page import Section, details, paragraph, pictures
@@ -21,6 +21,7 @@ from spherical_loss.experiments.results.selection import (
     conditions,
     group_of,
     grouped,
+    has_relu,
     scaled_down,
     table_group,
     table_groups,
@@ -79,6 +80,7 @@ def html_report(runs: list[StoredRun], studies: list[Study], missing: dict[str, 
             bounds_section(runs),
             growth_section(runs),
             tiers_section(runs),
+            activations_section(runs),
             large_vocabulary_section(runs),
             others_section(runs),
             tuning_section(studies),
@@ -261,6 +263,24 @@ def tiers_section(runs: Sequence[StoredRun]) -> Section | None:
     return Section("tiers", "Tiers: a learning rate for every frequency", "\n".join(body))
 
 
+def activations_section(runs: Sequence[StoredRun]) -> Section | None:
+    families = activations.families(runs)
+    if not families:
+        return None
+    body = [
+        paragraph(
+            "The paper tried stronger nonlinearities before the spherical losses, and found them no better than ReLUs: a "
+            "softmax as the last hidden activation, and truncated exponentials with batch normalization. Runs of the same "
+            "seed are pairs."
+        )
+    ]
+    for family in families:
+        epochs = max(run.settings["epochs"] for run in family if not has_relu(run))
+        title = f"{family[0].task}, at most {epochs} epochs"
+        body.append(html(activations.activation_table(title, family)))
+    return Section("activations", "Other hidden activations than ReLU", "\n".join(body))
+
+
 def large_vocabulary_section(runs: Sequence[StoredRun]) -> Section | None:
     mine = [run for run in runs if run.settings.get("vocabulary") == "full" and run.finished]
     if not mine:
@@ -283,6 +303,7 @@ def others_section(runs: Sequence[StoredRun]) -> Section | None:
     """The stored runs that no other section shows."""
     shown = {run.name for name in TABLES for group in table_groups(name, runs) for run in (*group.runs, *group.left_out)}
     shown |= {run.name for family in questions.families(runs) for run in family}
+    shown |= {run.name for family in activations.families(runs) for run in family if not has_relu(run)}
     if bounds := questions.bound_group(runs):
         shown |= {run.name for run in bounds.runs}
     shown |= {run.name for run in runs if run.settings.get("vocabulary") == "full"}
