@@ -28,6 +28,7 @@ from benchmarks import (
     top_classes,
 )
 from benchmarks.summary import print_summary
+from benchmarks.timing import touch_memory
 
 PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {  # of whether to be quick
     "losses": loss_speed.run,
@@ -63,6 +64,7 @@ def measure(parts: Sequence[str], results: Path, quick: bool = False) -> Path | 
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {measured['machine']['capability']}")
     start = time.monotonic()
+    touch_memory()
     for i, name in enumerate(parts):
         print(f"\n[{i + 1}/{len(parts)}] {name}, after {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
         if figures := PARTS[name](quick):  # empty for a part that was left out

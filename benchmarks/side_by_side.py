@@ -7,7 +7,6 @@ turns with ours, in a process of its own: page faults depend on what a process h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from benchmarks.steps import WORD_MODEL, FactoredStep, Row, Step, batches, param
 from benchmarks.timing import (
     Spread,
     Work,
+    available,
     copy_rate,
     in_fresh_process,
     interleaved,
@@ -61,14 +61,6 @@ def needed(name: str, N: int, d: int, D: int) -> int:
     """
     logits = 3 * N * D if name.startswith(("dense", "F.linear_cross_entropy")) else 0
     return 4 * (2 * d * D + logits)
-
-
-def available() -> int:
-    """Bytes of memory that are free for use (Linux)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("MemAvailable is not in /proc/meminfo")
 
 
 def compared(size: str, N: int, d: int, D: int, seconds: float = SECONDS, names: Collection[str] = CONTENDERS) -> list[Row]:

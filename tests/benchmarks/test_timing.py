@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 
-from benchmarks.timing import Times, in_fresh_process, interleaved, peak_memory, ratio_cells
+from benchmarks import timing
+from benchmarks.timing import Times, in_fresh_process, interleaved, peak_memory, ratio_cells, touch_memory
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -45,3 +46,9 @@ def test_peak_memory_counts_what_a_run_frees() -> None:
 def test_a_fresh_process_is_another_one() -> None:
     assert in_fresh_process(os.getpid) != os.getpid()
     assert in_fresh_process(max, 2, 3) == 3
+
+
+def test_no_more_memory_is_touched_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peak_memory(lambda: touch_memory(2**27)) == pytest.approx(2**27, rel=0.1)  # written, and freed again
+    monkeypatch.setattr(timing, "available", lambda: 2**20)
+    assert touch_memory(2**27) == 2**19
