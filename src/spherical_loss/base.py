@@ -228,11 +228,12 @@ class SphericalLoss(Loss):
             if self.weight is not None:
                 raise ValueError("a class weight needs the targets, and these Statistics have target=None")
             target = torch.zeros(o_c.shape, dtype=torch.long, device=o_c.device)
+        equal = self.weight is None and target_weight is None and self.ignore_index < 0
+        if equal and _is_seen(target.device, lambda: int(target.min()) >= 0):
+            return _logits.reduced(self.each(statistics), None, self.reduction).to(dtype)
         counted = target >= 0
         if self.ignore_index >= 0:
             counted &= target != self.ignore_index
-        if self.weight is None and target_weight is None and _is_seen(counted.device, lambda: counted.all()):
-            return _logits.reduced(self.each(statistics), None, self.reduction).to(dtype)
         classes = torch.where(counted, target, 0)
         losses = self.each(statistics, counted)
         if target_weight is None:

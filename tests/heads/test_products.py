@@ -38,6 +38,8 @@ def test_as_accurate_as_float32_allows(way, shape):
             assert found.dtype == torch.float32
             # Rounding errors of k terms grow as sqrt(k) at least; 1e-6 is 17 units of rounding.
             assert ((found - exact).abs() <= 1e-6 * scale).all()
+            for M in views((n, m), generator):
+                assert ((product(X, Y, plus=M) - (exact + M)).abs() <= 1e-6 * (scale + M.abs())).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 4), (3, 0, 4), (3, 5, 0), (3, 5, 4)])
@@ -46,6 +48,8 @@ def test_small_and_empty(way, shape, dtype):
     n, k, m = shape
     X, Y = torch.randn(n, k, dtype=dtype), torch.randn(k, m, dtype=dtype)
     torch.testing.assert_close(product(X, Y), X @ Y, rtol=0, atol=0)
+    M = torch.randn(n, m, dtype=dtype)
+    torch.testing.assert_close(product(X, Y, plus=M), X @ Y + M)
 
 
 def test_float64_keeps_its_digits(way):

@@ -21,18 +21,21 @@ PLAIN = (Tensor, nn.Parameter)  # other kinds of tensors do not know the product
 SMALL = 2**18  # multiplications, below which the call takes longer than the product
 
 
-def product(X: Tensor, Y: Tensor) -> Tensor:
-    """``X @ Y`` of two matrices. No gradient flows through it: it is for autograd functions and optimizers.
+def product(X: Tensor, Y: Tensor, plus: Tensor | None = None) -> Tensor:
+    """``X @ Y`` of two matrices, or ``X @ Y + plus``, without a pass over memory for the sum. No gradient flows through it: it
+    is for autograd functions and optimizers.
 
-    >>> X, Y = torch.randn(100, 64), torch.randn(64, 50)
-    >>> torch.allclose(product(X, Y), X @ Y, atol=1e-5)
-    True
+    >>> X, Y, M = torch.randn(100, 64), torch.randn(64, 50), torch.randn(100, 50)
+    >>> torch.allclose(product(X, Y), X @ Y, atol=1e-5), torch.allclose(product(X, Y, plus=M), X @ Y + M, atol=1e-5)
+    (True, True)
     """
-    if not _is_for_onednn(X, Y, multiplications=X.numel() * Y.shape[1]):
-        return X @ Y
+    tensors = (X, Y) if plus is None else (X, Y, plus)
+    if not _is_for_onednn(*tensors, multiplications=X.numel() * Y.shape[1]):
+        return X @ Y if plus is None else torch.addmm(plus, X, Y)
     if not Y.is_contiguous() and not Y.T.is_contiguous():
         Y = Y.contiguous()  # for other strides oneDNN has plain loops, which take a thousand times longer
-    return torch.ops.mkldnn._linear_pointwise.default(X, Y.T, None, "none", [], "")
+    onednn = torch.ops.mkldnn._linear_pointwise
+    return onednn.default(X, Y.T, None, "none", [], "") if plus is None else onednn.binary(X, plus, Y.T, None, "add")
 
 
 def linear(H: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
@@ -73,8 +76,8 @@ def transposed(X: Tensor) -> Tensor:
 
 
 def _is_for_onednn(*tensors: Tensor, multiplications: int) -> bool:
-    # The graph first: a size that is compared becomes a condition of it.
-    if in_graph() or multiplications < SMALL or not onednn_is_faster() or not torch.backends.mkldnn.enabled:
+    # The graph before the size: one that is compared becomes a condition of it.
+    if not onednn_is_faster() or in_graph() or multiplications < SMALL or not torch.backends.mkldnn.enabled:
         return False
     return all(x.is_cpu and x.dtype == torch.float32 and type(x) in PLAIN for x in tensors)
 

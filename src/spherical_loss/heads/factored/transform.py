@@ -93,7 +93,7 @@ class RowTransform(nn.Module):
 
     def solve(self, rows: Tensor) -> Tensor:
         """``rows U^-1``"""
-        return _times(product(rows, self.inverse_deviation).add_(rows), 1 / self.scale)
+        return _times(product(rows, self.inverse_deviation, plus=rows), 1 / self.scale)
 
     def through_frames(self) -> Tensor:
         """What each row of V is multiplied by to be one of V U, (frames, d, d): the current frame is the last."""
@@ -169,19 +169,19 @@ class RowTransform(nn.Module):
         self.residual += norm ** (terms + 1)
         H_inverse = None
         if not A.is_formed:  # with C = rate core: H B^-1 = (I + C + C^2 + ...)^T H, and B^-1 = I + rate weighted_H^T H B^-1
-            H_inverse = product(A.H, inverse).add_(A.H)
-            H_inverse = product(_geometric(rate * A.core, terms).T, H_inverse).add_(H_inverse)
+            H_inverse = product(A.H, inverse, plus=A.H)
+            H_inverse = product(_geometric(rate * A.core, terms).T, H_inverse, plus=H_inverse)
             inverse.add_(product(A.weighted_H.T, H_inverse), alpha=rate)
         elif terms == 1:
-            inverse.add_(product(A.core, inverse).add_(A.core), alpha=rate)
+            inverse.add_(product(A.core, inverse, plus=A.core), alpha=rate)
         elif terms == 2 and rate**2 * A.rank_one_square[1] < error:
             y, left_out = A.rank_one_square
             y_inverse = torch.addmv(y, inverse.T, y)
-            inverse.add_(product(A.core, inverse).add_(A.core), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
+            inverse.add_(product(A.core, inverse, plus=A.core), alpha=rate).addr_(y, y_inverse, alpha=rate**2)
             self.residual += rate**2 * left_out
         else:
             series = _geometric(rate * A.core, terms)
-            inverse.add_(product(series, inverse).add_(series))
+            inverse.add_(product(series, inverse, plus=series))
         if self.residual > MAX_RESIDUAL * eps:
             self._polish_inverse()
         return H_inverse if H_inverse is None or self.log_scale == 0 else H_inverse.div_(self.scale)
@@ -193,7 +193,7 @@ class RowTransform(nn.Module):
         """
         deviation, inverse = self.deviation, self.inverse_deviation
         residual = (inverse - deviation).sub_(product(inverse, deviation))
-        inverse.sub_(product(residual, inverse).add_(residual))
+        inverse.sub_(product(residual, inverse, plus=residual))
         self.residual = 0.0
 
     # State ---------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def _geometric(C: Tensor, terms: int) -> Tensor:
     power = product(C, C)
     G, n = C + power, 2
     while n < terms:
-        G = product(power, G).add_(G)
+        G = product(power, G, plus=G)
         n *= 2
         if n < terms:
             power = product(power, power)
