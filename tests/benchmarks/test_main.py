@@ -12,6 +12,11 @@ from benchmarks import parts
 from benchmarks.__main__ import main
 
 
+@pytest.fixture(autouse=True)
+def no_memory_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "touch_memory", lambda: 0)  # it takes seconds
+
+
 def test_it_measures_the_parts_that_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(parts.PARTS, "losses", lambda quick: [{"name": "a", "seconds": 1.0}])
     (tmp_path / "bench.json").write_text('{"gram": [{"name": "before"}]}')
