@@ -114,6 +114,7 @@ def test_the_bounds_are_judged_as_softmax_perplexity(texts: Path, tmp_path: Path
         (("text", "--file", "nowhere.txt"), 1, "nowhere.txt is not a file"),
         (("ptb", "--vocabulary", "50"), 2, "--vocabulary is 50, but ptb.train.txt has only 40 words"),
         (("ptb", "--vocabulary", "2"), 2, "--vocabulary is 2, but must be at least 3"),
+        (("ptb", "--tier-power", "-0.5"), 2, "--tier-power is -0.5, but must not be negative"),
         (("ptb", "--vocabulary", "-5"), 2, "--vocabulary is -5, but must be at least 3"),
         (("ptb", "--vocabulary", "many"), 2, "--vocabulary is 'many', but must be a whole number or full"),
         (("ptb", "--vocabulary", "full", "--min-count", "9999"), 2, "no word that occurs 9999 times"),

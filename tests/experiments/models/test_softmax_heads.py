@@ -68,6 +68,17 @@ def test_the_output_layer_has_the_suggested_rate(texts: Path, tmp_path: Path, lo
     assert make_run(loss="z", head=head, lr=0.1, output_rate=None).settings.output_rate == 1.0  # none is suggested
 
 
+@pytest.mark.parametrize(("power", "ratio"), [(None, 0.5), (0.0, 0.0), (0.2, 0.2)])
+def test_rates_of_tiers_grow_with_the_given_power(texts: Path, power: float | None, ratio: float) -> None:
+    run = make_run(loss="taylor", head="tiered", lr=0.1, output_rate=None, tier_power=power)
+    network, criterion, optimizer, _ = start(run)
+    rates = [group["lr"] for group in optimizer.factored_groups()]
+    frequencies = network.head.tier_frequencies
+    assert len(rates) > 1
+    assert [rate / rates[-1] for rate in rates] == pytest.approx([(p / frequencies[-1]) ** ratio for p in frequencies])
+    assert rates[-1] == pytest.approx(suggested_lr(network.head, criterion, run.settings.batch_size, power=ratio))
+
+
 def test_the_language_model_of_many_words_has_two_softmaxes_and_two_tails(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from spherical_loss.heads import (
     TieredSGD,
     TopK,
 )
+from spherical_loss.heads.tiered.sgd import POWER
 from spherical_loss.learning_rate import suggested_lr
 
 HEADS: dict[str, type[Head]] = {"dense": DenseHead, "gram": GramHead, "factored": FactoredHead}
@@ -114,16 +115,20 @@ def language_model(settings: LanguageSettings, train: TextSet, loss: Loss) -> La
             head.set_bias(loss.prior_bias(train.frequencies.float()))
         else:
             head.set_weight(torch.randn(train.D, head.in_features) * math.sqrt(2 / head.in_features))
-    network.suggested_rates = suggested_rates(head, loss, settings.batch_size)
+    network.suggested_rates = suggested_rates(head, loss, settings.batch_size, tier_power(settings))
     return network
 
 
-def suggested_rates(head: Head | LikelihoodLayer, loss: Loss, batch_size: int) -> list[float]:
+def suggested_rates(head: Head | LikelihoodLayer, loss: Loss, batch_size: int, power: float = POWER) -> list[float]:
     if isinstance(head, AdaptiveSphericalSoftmax):
         return [suggested_lr(tail, head.loss, batch_size) for tail in head.tails]
     if isinstance(head, Head) and isinstance(loss, SphericalLoss) and loss.is_likelihood:
-        return [suggested_lr(head, loss, batch_size)]
+        return [suggested_lr(head, loss, batch_size, power=power)]
     return []
+
+
+def tier_power(settings: LanguageSettings) -> float:
+    return POWER if settings.tier_power is None else settings.tier_power
 
 
 def made_head(name: str, d: int, train: TextSet, loss: Loss) -> Head | LikelihoodLayer:
@@ -186,7 +191,7 @@ def language_optimizer(network: LanguageModel, settings: LanguageSettings) -> to
     ]
     rate = network.suggested_rates[0] if settings.output_rate is None else settings.lr * settings.output_rate
     if isinstance(head, TieredHead):
-        return SGDBesideFactored(trunk, settings.lr, TieredSGD(head, rate))
+        return SGDBesideFactored(trunk, settings.lr, TieredSGD(head, rate, tier_power(settings)))
     if isinstance(head, FactoredHead):
         return SGDBesideFactored(trunk, settings.lr, FactoredSGD(head, rate))
     groups = [*trunk, {"params": head.parameters(), "lr": rate}]

@@ -15,7 +15,7 @@ from spherical_loss.experiments.results.store import StoredRun
 from spherical_loss.experiments.results.tables import Results
 from spherical_loss.experiments.training.tasks import TASKS
 
-OF_THE_LOSS = {"lr", "eps", "a", "b", "xi", "embedding_std", "embedding_rate", "output_rate", "head"}
+OF_THE_LOSS = {"lr", "eps", "a", "b", "xi", "embedding_std", "embedding_rate", "output_rate", "tier_power", "head"}
 """The settings that each loss may have its own value of."""
 OF_THE_LANGUAGE_MODEL = {"layers", "width", "normalize", "epochs"}
 """The same, where each loss has the language model that suits it best."""

@@ -93,6 +93,8 @@ class LanguageSettings(Settings):
     softmax that of suggested_lr (with the tiered head, it is that of the rarest words)."""
     tail_rate: float | None = None
     """Learning rate of the tail of the adaptive-spherical head, as a multiple of --lr; by default from suggested_lr."""
+    tier_power: float | None = None
+    """How the rate of the tiered head grows with the frequency of the words: 0 is one rate for all; by default 0.5."""
     vocabulary: int | Literal["full"] | None = 10_000
     """Size of the vocabulary, with <unk> and <eos>; full: all words that occur --min-count times; None (for the task text): the
     same, but 10,000 at most."""
@@ -204,7 +206,7 @@ def check(settings: Settings) -> None:
             raise UsageError(f"{option} is {value}, but must be a finite number")
         if field.name in positive and value is not None and not value > 0:
             raise UsageError(f"{option} is {value}, but must be greater than 0")
-        if field.name == "weight_decay" and not value >= 0:
+        if field.name in ("weight_decay", "tier_power") and value is not None and not value >= 0:
             raise UsageError(f"{option} is {value}, but must not be negative")
         if field.name == "device":
             check_device(value)
