@@ -76,8 +76,8 @@ def transposed(X: Tensor) -> Tensor:
 
 
 def _is_for_onednn(*tensors: Tensor, multiplications: int) -> bool:
-    # The graph before the size: one that is compared becomes a condition of it.
-    if not onednn_is_faster() or in_graph() or multiplications < SMALL or not torch.backends.mkldnn.enabled:
+    # The graph first: a size that is compared becomes a condition of it, and the compiler warns of a cached function.
+    if in_graph() or multiplications < SMALL or not onednn_is_faster() or not torch.backends.mkldnn.enabled:
         return False
     return all(x.is_cpu and x.dtype == torch.float32 and type(x) in PLAIN for x in tensors)
 
