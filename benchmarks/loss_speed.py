@@ -6,7 +6,6 @@ operations, as a reader of the paper would write it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,8 +80,8 @@ def mean_of(loss: Any, o: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def contenders(N: int, D: int, peers: bool) -> tuple[dict[str, Work], int]:
-    """F.cross_entropy, the reference, and either ours or the other peers, some of which need ten times the memory of the logits
-    and would disturb the caches and pages of ours; and the bytes of the logits."""
+    """F.cross_entropy, the reference, and either ours or all others, some of which need ten times the memory of the logits and
+    would disturb the caches and pages of ours; and the bytes of the logits."""
     torch.manual_seed(0)
     o = torch.randn(N, D, requires_grad=True)
     target = torch.randint(D, (N,))
@@ -93,23 +92,22 @@ def contenders(N: int, D: int, peers: bool) -> tuple[dict[str, Work], int]:
 
     work: dict[str, Work] = {REFERENCE: lambda: forward_backward(F.cross_entropy, o)}
     if peers:
-        compiled = compiled_cross_entropy()
-        losses = {"F.cross_entropy, compiled": compiled} if compiled else {}
+        copy, logits, compiled = torch.empty(N, D), o.detach(), compiled_cross_entropy()
+        losses = {"F.cross_entropy(1.5*o)": lambda o, target: F.cross_entropy(1.5 * o, target)}
+        losses |= {"F.cross_entropy, compiled": compiled} if compiled else {}
         losses |= {"naive Taylor softmax": naive_taylor_softmax, **entmax_losses()}
         work |= {name: partial(forward_backward, loss, o) for name, loss in losses.items()}
-    else:
-        spare, copy, logits = torch.randn(N, D, requires_grad=True), torch.empty(N, D), o.detach()  # the first is overwritten
-        plain, overwriting = (partial(forward_backward, TaylorSoftmaxLoss(overwrite_logits=yes)) for yes in (False, True))
-        work["F.cross_entropy(1.5*o)"] = lambda: forward_backward(lambda o, target: F.cross_entropy(1.5 * o, target), o)
-        work |= {OURS[0]: lambda: plain(o), OURS[1]: lambda: overwriting(spare)}
         work["memory copy"] = lambda: copy.copy_(logits)
+    else:
+        spare = torch.randn(N, D, requires_grad=True)  # overwritten
+        plain, overwriting = (partial(forward_backward, TaylorSoftmaxLoss(overwrite_logits=yes)) for yes in (False, True))
+        work |= {OURS[0]: lambda: plain(o), OURS[1]: lambda: overwriting(spare)}
     return work, 4 * N * D
 
 
-def measured(size: Size, peers: bool, rounds: int, names: Sequence[str] | None) -> tuple[dict[str, Times], dict[str, float]]:
-    """Times of the contenders, or of those ``names``, in this process, and their memory as a share of the logits."""
+def measured(size: Size, peers: bool, rounds: int) -> tuple[dict[str, Times], dict[str, float]]:
+    """Times of the contenders in this process, and their memory as a share of the logits."""
     work, logits = contenders(size.N, size.D, peers)
-    work = {name: run for name, run in work.items() if names is None or name in names}
     large = logits > 2**24  # smaller amounts cannot be measured
     turns = {name: 1 if large and name.startswith("entmax") else size.calls for name in work}
     times = interleaved(work, rounds, warmup=int(not large), turns=turns, leads=1)
@@ -117,14 +115,13 @@ def measured(size: Size, peers: bool, rounds: int, names: Sequence[str] | None) 
 
 
 def compare(size: Size, quick: bool = False) -> list[dict[str, Any]]:
-    """The rows of a size: ours, and the other peers unless ``quick``, each in rounds with F.cross_entropy."""
-    names = (REFERENCE, *OURS) if quick else None
+    """The rows of a size: ours, and the others unless ``quick``, each in rounds with F.cross_entropy."""
     groups = [(False, max(1, size.processes // 2) if quick else size.processes, size.rounds)]
     groups += [] if quick else [(True, size.peer_processes, size.peer_rounds)]
     rows: list[dict[str, Any]] = []
     table: list[list[str]] = []
     for peers, processes, rounds in groups:
-        found = [in_fresh_process(measured, size, peers, rounds, names) for _ in range(processes)]
+        found = [in_fresh_process(measured, size, peers, rounds) for _ in range(processes)]
         memory, times = found[0][1], {name: pooled([times[name] for times, _ in found]) for name in found[0][0]}
         for name in times:
             if name == REFERENCE and rows:
