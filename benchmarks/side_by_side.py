@@ -36,7 +36,7 @@ SIZES: dict[str, Size] = {  # N, d, D
     "GPT-2-sized head": (8192, 768, 50_257),
     "item catalogue": (1024, 128, 3_000_000),
 }
-SECONDS, QUICK_SECONDS = 5.0, 1.5  # about, for a peer's repetitions
+SECONDS, QUICK_SECONDS = 5.0, 3.0  # about, for a peer's repetitions
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[int, int], Step]]] = {
