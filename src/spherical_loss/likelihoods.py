@@ -50,13 +50,15 @@ def quadratic_loss(
     overwrite_logits: bool = False,
 ) -> Tensor:
     """``-log g(o_c) / sum_k g(o_k)`` of logits, with checked options."""
-    is_plain = weight is None and ignore_index < 0 and label_smoothing == 0.0 and not overwrite_logits
+    is_plain = weight is None and ignore_index < 0 and label_smoothing == 0.0
     if is_plain and is_small(o, target) and in_one_function(o):
+        if overwrite_logits:
+            check_overwriting(o)
         try:
-            loss = SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction, widened(o.dtype))
+            loss = SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction, widened(o.dtype), overwrite_logits)
             if not _may_have_overflowed(loss):
                 return loss
-            return SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction, torch.float64)
+            return SmallQuadraticLikelihoodFunction.apply(o, target, g, reduction, torch.float64, overwrite_logits)
         except RuntimeError:  # a target to ignore, which torch does not find among the classes, or one out of range
             pass
     check(o, target, weight, ignore_index)

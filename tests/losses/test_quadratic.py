@@ -13,7 +13,7 @@ from tests.support.cases import CASES, data
 from tests.support.oracle import expected
 
 NAMES = ["taylor", "spherical", "quadratic"]
-SHAPES = [(300, 100), (60, 10_000), (2, 300_000), (40, 100, 9), (20_000,)]  # one block, several, one row above a block
+SHAPES = [(300, 100), (300, 1_000), (60, 10_000), (2, 300_000), (40, 100, 9), (20_000,)]  # one block, several, one row above
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -119,6 +119,25 @@ def test_small_batches(name, shape, reduction):
     assert "Small" in type(loss(o, target).grad_fn).__name__ or reduction == "none"
     assert gradcheck(lambda x: loss(x, target), (o,))
     assert gradgradcheck(lambda x: loss(x, target), (o,))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(30, 1_000), (300, 1_000), (200, 100, 3)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_in_cache(name, shape, dtype, overwrite):
+    """The same function above the smallest sizes, where the numbers per example are float64."""
+    case, (o, target) = CASES[name], data(*shape, dtype=dtype)
+    for reduction in ("none", "mean", "sum"):
+        x, exact = o.clone().requires_grad_(), o.double().requires_grad_()
+        loss = case.make(reduction=reduction, overwrite_logits=overwrite)(x, target)
+        wanted = expected(case.oracle, exact, target, reduction=reduction)
+        direction = torch.linspace(0.5, 1.5, loss.numel()).reshape(loss.shape)
+        (grad,) = torch.autograd.grad(loss, x, direction)
+        (grad_wanted,) = torch.autograd.grad(wanted, exact, direction.double())
+        assert (grad.data_ptr() == x.data_ptr()) is overwrite
+        torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
+        assert (grad.double() - grad_wanted).abs().max() <= torch.finfo(dtype).eps * grad_wanted.abs().max()
 
 
 def test_small_batches_of_large_outputs():
