@@ -19,7 +19,6 @@ from spherical_loss.statistics import CANNOT_OVERWRITE, affine, folded, sums, wi
 NO_GRADIENTS = (None,) * 6  # of the other arguments
 SMALL = 2**14  # outputs, up to which time is that of the calls
 IN_CACHE = 2**19  # outputs, up to which more passes over them take less time than more calls: 128 x 1,000 takes half as long
-IN_HEAP = 2**17  # outputs, up to which glibc seldom gives the memory of a tensor back to the system
 
 
 class Quadratic(NamedTuple):
@@ -160,16 +159,16 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
     ) -> Tensor:
         share = 1 / target.numel() if reduction == "mean" else 1.0
         unit, index = 0.5 / share, target.unsqueeze(1)
-        r, precise = unit * unit * least(g) / g.a3, o.numel() > SMALL
-        o_c = o.gather(1, index) if precise else None  # fails for a target to ignore, before any pass over memory
+        r, smallest = unit * unit * least(g) / g.a3, o.numel() <= SMALL
+        o_c = None if smallest else o.gather(1, index)  # fails for a target to ignore, before any pass over memory
         t = torch.rsub(o if o.dtype == dtype else o.to(dtype), -unit * vertex(g), alpha=-unit)
-        ctx.room = room_like(t) if o.numel() > IN_HEAP and ctx.needs_input_grad[0] and not overwrite else None
-        squares = torch.mul(t, t, out=ctx.room)
         if o_c is None:
-            G = squares.add_(r)
+            G = (t * t).add_(r)
             Z, t_c, g_c = G.sum(1, keepdim=True), None, G.gather(1, index)
+            ctx.room = None
         else:
-            Z = squares.sum(1, keepdim=True).double().add_(r * o.shape[1])
+            ctx.room = room_like(t) if ctx.needs_input_grad[0] and not overwrite else None
+            Z = torch.mul(t, t, out=ctx.room).sum(1, keepdim=True).double().add_(r * o.shape[1])
             t_c = o_c.double().sub_(vertex(g)).mul_(unit)
             g_c = (t_c * t_c).add_(r)
         ratio = Z / g_c
@@ -186,18 +185,19 @@ class SmallQuadraticLikelihoodFunction(torch.autograd.Function):
             if ctx.overwrite:
                 raise RuntimeError(CANNOT_OVERWRITE)
             slope = 2 * ctx.g.a3 * ctx.share * (g_loss.unsqueeze(1) if g_loss.dim() else g_loss).double()
-            return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), *NO_GRADIENTS[1:]
+            return _plain_gradient(ctx.g, o, index, slope).to(o.dtype), None, None, None, None, None
         factor = g_loss.unsqueeze(1) if g_loss.dim() else float(g_loss)
-        grad = torch.div(t, Z if t_c is None else Z.to(t.dtype), out=ctx.room)
+        grad = t / Z if t_c is None else torch.div(t, Z.to(t.dtype), out=ctx.room)
         ctx.room = None  # it belongs to who gets the gradient; another backward pass makes its own
         if g_loss.dim() or factor != 1:
             grad.mul_(factor)
         # The target's term is Z / g_c times larger.
         grad_c = grad.gather(1, index) if t_c is None else t_c / Z * factor
-        grad.scatter_(1, index, torch.addcmul(grad_c, grad_c, ratio, value=-1).to(grad.dtype))
+        at_target = torch.addcmul(grad_c, grad_c, ratio, value=-1)
+        grad.scatter_(1, index, at_target if t_c is None else at_target.to(grad.dtype))
         if ctx.overwrite:
-            return o.detach().copy_(grad), *NO_GRADIENTS[1:]
-        return grad if grad.dtype == o.dtype else grad.to(o.dtype), *NO_GRADIENTS[1:]
+            return o.detach().copy_(grad), None, None, None, None, None
+        return grad if grad.dtype == o.dtype else grad.to(o.dtype), None, None, None, None, None
 
 
 class StatisticsLikelihoodFunction(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,7 +44,12 @@ def room_like(x: Tensor) -> Tensor:
 
 
 def _is_free(kept: Tensor) -> bool:
-    return _users(kept) == _users(torch.empty(1)) and not kept.is_shared()  # another process may read what is shared
+    return _users(kept) == _one_user() and not kept.is_shared()  # another process may read what is shared
+
+
+@cache
+def _one_user() -> tuple[int, int]:
+    return _users(torch.empty(1, device="cpu"))
 
 
 def _users(x: Tensor) -> tuple[int, int]:
