@@ -13,7 +13,7 @@ from benchmarks.timing import RESULTS
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure the losses and heads against what people use instead; all parts take about a quarter of an hour.",
+        description="Measure the losses and heads against what people use instead; all parts take some 20 minutes.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"what to measure (default: all): {', '.join(PARTS)}")
     parser.add_argument(

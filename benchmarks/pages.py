@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,7 +107,7 @@ def refactoring(measured: dict[str, Any]) -> str:
 
 def small(rows: list[Row]) -> str:
     """The losses at the smallest size of the benchmark."""
-    N, D = min((row["N"], row["D"]) for row in rows)
+    N, D = min(((row["N"], row["D"]) for row in rows), key=math.prod)
     here = [row for row in rows if (row["N"], row["D"]) == (N, D) and row["name"] != "memory copy"]
     reference = next(row for row in here if row["name"] == "F.cross_entropy")
     cells = [[code(r["name"]), readable(r["seconds"][0]), f"{r['seconds'][0] / reference['seconds'][0]:.2g}"] for r in here]
