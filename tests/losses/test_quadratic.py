@@ -13,7 +13,8 @@ from tests.support.cases import CASES, data
 from tests.support.oracle import expected
 
 NAMES = ["taylor", "spherical", "quadratic"]
-SHAPES = [(300, 100), (300, 1_000), (60, 10_000), (2, 300_000), (40, 100, 9), (20_000,)]  # one block, several, one row above
+# One block, several, one row above a block.
+SHAPES = [(300, 100), (300, 1_000), (60, 10_000), (2, 300_000), (40, 100, 9), (20_000,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
