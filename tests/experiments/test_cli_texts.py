@@ -85,7 +85,7 @@ def test_a_study_is_about_one_text(texts: Path, tmp_path: Path, capsys: pytest.C
 def test_what_softmax_is_measured_on_is_said(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(corpora, "DENSE_OUTPUTS", 42 * 100)
+    monkeypatch.setattr(corpora, "TEST", corpora.Budget(10**6, 42 * 100))
     options = ("--vocabulary", "42", "--losses", "softmax", "taylor", "--out", str(tmp_path / "runs"), *OPTIONS)
     assert command("compare", "imdb", *options) == 0
     assert "softmax's perplexity of 100 of them" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_one_billion_word_takes_what_there_is(texts: Path) -> None:
 
 def test_words_limits_training(texts: Path) -> None:
     assert len(start(make_run(words=100))[3].train) == 100
+
+
+@pytest.mark.parametrize(("part", "of_many"), [("valid", 3 * 10**8), ("test", 10**9)])
+def test_many_words_are_validated_on_fewer_examples(texts: Path, part: str, of_many: int) -> None:
+    data = getattr(start(make_run())[3], part)
+    long = dataclasses.replace(data, last=data.first + 100_000)
+    for D, examples in ((10_000, 100_000), (20_000, of_many // 20_000)):
+        rows = dataclasses.replace(long, words=["word"] * D).with_logits
+        assert len(rows) == examples
+        assert rows[0] == 0
+        assert rows[-1] >= 100_000 - 100_000 / examples - 1  # evenly, to the end
 
 
 def test_a_read_only_folder_of_data(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 import torch
 
+from spherical_loss.experiments.data.corpora import Budget
 from spherical_loss.experiments.models.language_model import evaluate_language
 from tests.experiments.small_texts import make_run, start
 
@@ -82,7 +83,7 @@ def test_neither_training_nor_validation_loss_computes_the_logits(
     monkeypatch.setattr(type(network.head), "topk", lambda *a: ranked.append(len(a[1])) or topk(*a))
     network.objective(*splits.train.batch(torch.arange(20)), loss).backward()
     optimizer.step()
-    metrics = evaluate_language(network, loss, dataclasses.replace(splits.valid, budget=5 * splits.valid.D))
+    metrics = evaluate_language(network, loss, dataclasses.replace(splits.valid, budget=Budget(5 * splits.valid.D, 0)))
     assert ranked == [5] == [metrics["ranked"]]
 
 
