@@ -96,9 +96,8 @@ def against(ours: Work, step: Step, data: Iterator[tuple[Tensor, Tensor]], secon
     """A peer in turns with ours, for about ``seconds``.
 
     In a training a step follows the same step. So a turn lasts ``TURN`` at least, several steps of a quick contender, and one
-    more leads it that is not timed: it finds the caches as the other has left them. Where single steps alternate, those of
-    the word model take a quarter longer with ours, and a tenth with the sampled softmax. Turns of a peer that takes longer than
-    ``SLOW`` have no lead.
+    more leads it that is not timed: it finds the caches as the other has left them. Alternating single steps would charge each
+    with the caches of the other, and a short step most. Turns of a peer that takes longer than ``SLOW`` have no lead.
     """
 
     def peer() -> None:
